@@ -1,0 +1,204 @@
+"""The learner: fill a rollout, estimate, update, broadcast; at the end Shutdown to everyone.
+
+Legend: T = num_steps, B = num_actors * num_envs columns. What arrives beyond an update's quota stays queued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from zmqrl.advantages import compute_advantages, compute_vtrace_advantages
+from zmqrl.config import AsyncActorLearnerConfig
+from zmqrl.messages import Command, SaveCheckpoint, SetLearningRate, Shutdown, Terms
+from zmqrl.ppo import Evaluation, PPOTrainer, TrainingStats, evaluate_rollout
+from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord
+from zmqrl.rollout import Rollout, RolloutBuffer
+from zmqrl.starvation import StarvationWatch
+from zmqrl.transport.bus import LearnerBus
+
+WAKE_INTERVAL = 0.5
+"""Seconds between two looks at commands and liveness while no experience comes."""
+
+
+def learner_loop(
+    config: AsyncActorLearnerConfig,
+    trainer: PPOTrainer,
+    bus: LearnerBus,
+    *,
+    evaluate_fn: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
+    value_fn: Callable[..., Tensor] | None = None,
+    on_update: Callable[[UpdateRecord], str | None] | None = None,
+) -> tuple[PPOTrainer, LearnerReport]:
+    """Train until the run's env steps are consumed, `on_update` returns a reason to stop, or a Shutdown comes.
+
+    evaluate_fn(policy, observations, actions) -> (log_probs, entropy, values) and value_fn(policy, observations)
+    -> values default to the policy's own methods. Continues at `trainer.counters`. Every actor is told Shutdown
+    whichever way it ends. Raises StarvationError, TrainingError, or what `on_update` raises.
+    """
+    loop = _Loop(config.validate(), trainer, bus)
+    counters, report = trainer.counters, loop.report
+    bus.open(terms_of(config, trainer, bus))
+    bus.publish(trainer.policy_broadcast(counters.version))
+    try:
+        while counters.updates < config.total_updates and loop.fill():
+            rollout = loop.buffer.rollout(trainer.device)
+            with report.phase("estimating"):
+                evaluation = evaluate_rollout(trainer.policy, rollout, evaluate_fn, value_fn)
+                advantages, returns = estimate(config, rollout, evaluation)
+            with report.phase("updating"):
+                progress = counters.updates / config.total_updates
+                training = trainer.train_step(
+                    rollout, evaluation, advantages, returns, progress=progress, evaluate_fn=evaluate_fn
+                )
+            record = loop.count(training)
+            if on_update is not None and (reason := on_update(record)):
+                report.stopped_because = reason
+                break
+        report.stopped_because = report.stopped_because or "all env steps consumed"
+    except BaseException as error:
+        report.stopped_because = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        bus.shutdown(report.stopped_because)
+    return trainer, report
+
+
+def estimate(config: AsyncActorLearnerConfig, rollout: Rollout, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+    """(advantages, value targets), each [T, B], by GAE or V-trace."""
+    values = (rollout.rewards, evaluation.values, evaluation.next_values, rollout.boundary)
+    if not config.use_vtrace:
+        return compute_advantages(*values, gamma=config.gamma, gae_lambda=config.gae_lambda)
+    log_probs = (rollout.log_probs, evaluation.log_probs)
+    clips = {"rho_bar": config.vtrace_rho_bar, "c_bar": config.vtrace_c_bar}
+    return compute_vtrace_advantages(*values, *log_probs, gamma=config.gamma, **clips)
+
+
+def terms_of(config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerBus) -> Terms:
+    """What each Welcome says."""
+    policy = trainer.policy
+    spaces = (policy.observation_space, policy.action_space)
+    return Terms(
+        run_id=bus.run_id,
+        epoch=bus.epoch,
+        num_actors=config.num_actors,
+        num_envs=config.num_envs,
+        num_steps=config.num_steps,
+        chunk_steps=bus.chunk_steps(config.num_steps, config.num_envs, *spaces),
+        max_lead_steps=config.lead_steps,
+        fill=config.fill,
+        seed=config.seed,
+        observation_space=policy.observation_space,
+        action_space=policy.action_space,
+        policy=policy.described(),
+        manifest=policy.flat.manifest(),
+        heartbeat_interval=bus.transport.heartbeat_interval,
+        lease=bus.transport.lease,
+        rejoin_timeout=bus.transport.rejoin_timeout,
+        env=bus.env,
+    )
+
+
+class _Loop:
+    """The loop's locals, and the sentences it is made of."""
+
+    def __init__(self, config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerBus) -> None:
+        self.config, self.trainer, self.bus, self.report = config, trainer, bus, LearnerReport()
+        self.buffer = RolloutBuffer(
+            config.num_steps,
+            config.num_actors,
+            config.num_envs,
+            trainer.policy.observation_space,
+            trainer.policy.sampled_action_space(),
+            fill=config.fill,
+            pin=trainer.device.type == "cuda",
+        )
+        self.began = time.monotonic()
+        waits = (config.starvation_timeout, bus.transport.env_step_timeout, bus.transport.wait_for_actors)
+        self.watch = StarvationWatch(*waits, now=self.began)
+        self.save_requests: list[Command] = []
+
+    def fill(self) -> bool:
+        """Take experience until the rollout is complete; False if a Shutdown came before that."""
+        self.buffer.clear()
+        self.watch.restart(time.monotonic())
+        while not self.buffer.full:
+            if not self.obey():
+                return False
+            needed = self.buffer.needed()
+            with self.report.phase("waiting"):
+                experience = self.bus.receive(needed, WAKE_INTERVAL)
+            if experience is None:
+                self.watch.check(self.bus.slots(), needed, time.monotonic())
+                continue
+            with self.report.phase("placing"):
+                self.buffer.add(experience)
+            if self.config.fill == "quota":
+                self.bus.give_credit(self.trainer.counters.version)
+        return True
+
+    def obey(self) -> bool:
+        """Carry out what admins ask for; False for Shutdown."""
+        for command in self.bus.commands():
+            match command.message:
+                case Shutdown(reason):
+                    self.report.stopped_because = reason
+                    self.bus.answer(command.request, True, "the run ends")
+                    return False
+                case SetLearningRate(rate):
+                    self.trainer.set_learning_rate(rate)
+                    self.bus.answer(command.request, True, f"learning rate is {rate:g} from the next update on")
+                case SaveCheckpoint():
+                    self.save_requests.append(command)
+                case _:
+                    self.bus.answer(command.request, False, "not while the run goes on; end it and use --resume")
+        return True
+
+    def count(self, training: TrainingStats) -> UpdateRecord:
+        """The rollout has been used: count it, publish what came of it, and say so."""
+        counters, report, buffer = self.trainer.counters, self.report, self.buffer
+        self.bus.mark_consumed()
+        returns, lengths = buffer.episodes()
+        lags = counters.version - buffer.versions()
+        report.add_episodes(returns, lengths)
+        report.add_lags(lags)
+        counters.env_steps += buffer.env_steps
+        counters.episodes += len(returns)
+        with report.phase("publishing"):
+            self.publish()
+        report.updates_completed, report.env_steps_consumed = counters.updates, counters.env_steps
+        report.episodes_completed, report.broadcasts_sent = counters.episodes, counters.broadcasts
+        report.last_policy_version = counters.version
+        requests, self.save_requests = tuple(self.save_requests), []
+        return UpdateRecord(
+            update=counters.updates,
+            total_updates=self.config.total_updates,
+            version=counters.version,
+            env_steps=counters.env_steps,
+            episodes=counters.episodes,
+            training=training,
+            episode_returns=returns,
+            episode_lengths=lengths,
+            mean_episode_return=report.mean_recent_episode_reward(RECENT_EPISODES),
+            mean_episode_length=report.mean_recent_episode_length(RECENT_EPISODES),
+            recent_episodes=min(len(report.recent_returns), RECENT_EPISODES),
+            lag_mean=float(lags.mean()) if len(lags) else 0.0,
+            lag_max=int(lags.max(initial=0)),
+            seconds=dict(report.seconds),
+            wall_seconds=time.monotonic() - self.began,
+            actors_alive=sum(slot.alive for slot in self.bus.slots()),
+            save_requests=requests,
+        )
+
+    def publish(self) -> None:
+        """Every `broadcast_every` updates: the new policy to all, and credit for what it came from."""
+        counters = self.trainer.counters
+        if counters.updates % self.config.broadcast_every == 0:
+            counters.version += 1
+            counters.broadcasts += 1
+            self.bus.publish(self.trainer.policy_broadcast(counters.version))
+            if self.config.fill == "columns":
+                self.bus.give_credit(counters.version)
+        self.bus.announce(counters.updates, counters.env_steps)

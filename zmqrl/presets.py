@@ -1,0 +1,65 @@
+"""Settings that were measured for an environment; they stand between the defaults and what is typed.
+
+Names are those of the configuration classes, flat. Only what differs from the defaults stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # 2 actors: mean return 475 over 100 episodes after 66,000 to 82,000 env steps, against 117,000 with num_steps
+    # 128, 4 epochs and 1e-3. A short rollout, a quick discount and a high rate suit an episode of 500 steps.
+    "CartPole-v1": {
+        "num_envs": 8,
+        "num_steps": 32,
+        "batch_size": 256,
+        "n_epochs": 6,
+        "learning_rate": 2e-3,
+        "gamma": 0.98,
+        "gae_lambda": 0.9,
+        "ent_coef": 0.0,
+    },
+    # Rewards are -1 until the goal: nothing is learned before the first success, so exploration is kept up.
+    "Acrobot-v1": {
+        "num_envs": 8,
+        "num_steps": 64,
+        "batch_size": 256,
+        "n_epochs": 6,
+        "learning_rate": 1e-3,
+        "gae_lambda": 0.94,
+        "ent_coef": 0.005,
+        "normalize_observations": True,
+    },
+    # Long flights, and a reward for landing at their end: a discount near 1.
+    "LunarLander-v3": {
+        "num_envs": 8,
+        "num_steps": 256,
+        "batch_size": 256,
+        "n_epochs": 6,
+        "learning_rate": 1e-3,
+        "gamma": 0.999,
+        "gae_lambda": 0.98,
+    },
+    # Every step is paid at once, down to -16: a short horizon of 10 steps is enough, and learns much faster.
+    "Pendulum-v1": {
+        "num_envs": 4,
+        "num_steps": 256,
+        "batch_size": 128,
+        "n_epochs": 10,
+        "learning_rate": 1e-3,
+        "gamma": 0.9,
+        "ent_coef": 0.0,
+    },
+}
+
+
+def preset_for(env: str, fields: Collection[str]) -> dict[str, Any]:
+    """What the preset of this environment sets among `fields`; {} where there is none."""
+    return {name: value for name, value in PRESETS.get(env, {}).items() if name in fields}
+
+
+def preset_line(env: str, applied: Mapping[str, Any]) -> str:
+    """What is said when a preset is used: the values that nothing else has overridden."""
+    return f"preset {env}: " + " ".join(f"{name}={value}" for name, value in applied.items())

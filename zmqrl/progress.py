@@ -1,0 +1,97 @@
+"""What a learner says of itself: the record of each update, and the report of the whole loop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zmqrl.messages import Command
+from zmqrl.ppo import TrainingStats
+
+PHASES = ("waiting", "placing", "estimating", "updating", "publishing")
+"""Of the learner: for experience, copying it into the rollout, values and advantages, train_step, broadcast."""
+
+RECENT_EPISODES = 100
+"""Episodes in the mean that is shown, logged and compared with `stop_at_return`."""
+
+
+@dataclass
+class LearnerReport:
+    """What the loop did; holds nothing that grows with the length of the run. Counts are over resumes too."""
+
+    updates_completed: int = 0
+    env_steps_consumed: int = 0
+    episodes_completed: int = 0
+    broadcasts_sent: int = 0
+    last_policy_version: int = 0
+    stopped_because: str = ""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """By phase, since this loop began."""
+    policy_lag: Counter[int] = field(default_factory=Counter)
+    """Env steps consumed, by how many versions their policy was behind."""
+    recent_returns: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    recent_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=1000))
+
+    def mean_recent_episode_reward(self, n: int) -> float | None:
+        """Mean raw return of the last n finished episodes (at most 1,000); None before the first."""
+        return _mean(list(self.recent_returns)[-n:])
+
+    def mean_recent_episode_length(self, n: int) -> float | None:
+        """Mean length in env steps of the last n finished episodes (at most 1,000); None before the first."""
+        return _mean(list(self.recent_lengths)[-n:])
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block to one of PHASES."""
+        began = time.monotonic()
+        yield
+        self.seconds[name] += time.monotonic() - began
+
+    def add_episodes(self, returns: np.ndarray, lengths: np.ndarray) -> None:
+        """Episodes that ended in the rollout just consumed, in the order of columns, then time."""
+        self.recent_returns.extend(returns.tolist())
+        self.recent_lengths.extend(lengths.tolist())
+
+    def add_lags(self, lags: np.ndarray) -> None:
+        """Versions behind, one per env step just consumed."""
+        values, steps = np.unique(lags, return_counts=True)
+        self.policy_lag.update(dict(zip(values.tolist(), steps.tolist(), strict=True)))
+
+
+def _mean(values: list[float] | list[int]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateRecord:
+    """What `on_update` is told after each update. Counts are of the whole run, over resumes too."""
+
+    update: int
+    total_updates: int
+    version: int
+    env_steps: int
+    episodes: int
+    training: TrainingStats
+    episode_returns: np.ndarray
+    """Of the episodes that ended in this rollout, in the order of columns, then time."""
+    episode_lengths: np.ndarray
+    mean_episode_return: float | None
+    """Of the last 100 finished episodes; None before the first."""
+    mean_episode_length: float | None
+    recent_episodes: int
+    """How many episodes those means are over."""
+    lag_mean: float
+    """Versions behind, over the env steps of this rollout."""
+    lag_max: int
+    seconds: dict[str, float]
+    """By phase, since the loop began."""
+    wall_seconds: float
+    """Since the loop began."""
+    actors_alive: int
+    save_requests: tuple[Command, ...] = ()
+    """SaveCheckpoint commands of admins; whoever saves them also answers them on the bus."""

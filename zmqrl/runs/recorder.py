@@ -1,0 +1,156 @@
+"""The one guest at the learner's door: `RunRecorder` is the `on_update` of a run with a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqrl.config import RunConfig
+from zmqrl.messages import SaveCheckpoint
+from zmqrl.ppo import PPOTrainer
+from zmqrl.progress import RECENT_EPISODES, UpdateRecord
+from zmqrl.runs.checkpoint import prune, save_checkpoint
+from zmqrl.runs.folder import RunFolder
+from zmqrl.runs.metrics import metrics_of
+from zmqrl.runs.writers import ConsoleLine, MetricsFile, TensorBoardWriter
+from zmqrl.transport.bus import LearnerBus
+
+
+@dataclass
+class RunRecorder:
+    """Writes metrics and checkpoints, shows progress, and ends the run at its goal.
+
+    `facts` are those of every checkpoint: configuration, spaces, run id and epoch. `clock` gives seconds since the
+    user's command began.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    trainer: PPOTrainer
+    bus: LearnerBus
+    facts: dict[str, Any]
+    clock: Callable[[], float]
+    metrics: MetricsFile
+    tensorboard: TensorBoardWriter | None
+    console: ConsoleLine
+    best_return: float | None = None
+    reached: list[dict[str, float]] = field(default_factory=list)
+    """When the mean return first reached the threshold: `return`, `env_steps`, `seconds`."""
+    last: UpdateRecord | None = None
+    _saved_update: int = -1
+
+    @classmethod
+    def begin(
+        cls,
+        folder: RunFolder,
+        config: RunConfig,
+        trainer: PPOTrainer,
+        bus: LearnerBus,
+        facts: dict[str, Any],
+        clock: Callable[[], float],
+        before: dict[str, Any] | None,
+    ) -> RunRecorder:
+        """Open the files; `before` is what the checkpoint that is resumed says of the run."""
+        counters = trainer.counters
+        recorder = cls(
+            folder,
+            config,
+            trainer,
+            bus,
+            facts,
+            clock,
+            MetricsFile(folder.metrics_file, after_update=counters.updates),
+            TensorBoardWriter(folder.event_file, after_env_steps=counters.env_steps) if config.tensorboard else None,
+            ConsoleLine(config.log_interval),
+        )
+        if before is not None:
+            recorder.best_return, recorder.reached = before["best_return"], before["reached"]
+            recorder._saved_update = counters.updates
+        return recorder
+
+    def __call__(self, record: UpdateRecord) -> str | None:
+        """What `learner_loop` calls after each update."""
+        metrics = metrics_of(record, self.last)
+        self.last = record
+        self.metrics.write(record, metrics)
+        if self.tensorboard is not None:
+            self.tensorboard.write(record, metrics)
+        self.console.show(record)
+        for command in record.save_requests:
+            if isinstance(command.message, SaveCheckpoint):
+                path = self.folder.named_checkpoint(command.message.name)
+                self._save(path)
+                self.bus.answer(command.request, True, f"saved {path.name}")
+        stopped = self._goal(record)
+        if self.config.checkpoint_every and record.update % self.config.checkpoint_every == 0:
+            self.save()
+        return stopped
+
+    def _goal(self, record: UpdateRecord) -> str | None:
+        goal, mean = self.config.stop_at_return, record.mean_episode_return
+        if goal is None or mean is None or mean < goal or record.recent_episodes < RECENT_EPISODES:
+            return None
+        self.reached.append({"return": goal, "env_steps": record.env_steps, "seconds": self.clock()})
+        return (
+            f"mean return {mean:.1f} over {RECENT_EPISODES} episodes reached {goal:g} "
+            f"after {record.env_steps:,} env steps, {self.clock():.1f} s"
+        )
+
+    def save(self) -> None:
+        """A checkpoint of now, once per update; keeps the newest few, and the best by mean return."""
+        update = self.trainer.counters.updates
+        if update == self._saved_update:
+            return
+        self._save(self.folder.checkpoint(update))
+        self._saved_update = update
+        mean = self.last.mean_episode_return if self.last else None
+        if mean is not None and (self.best_return is None or mean >= self.best_return):
+            self.best_return = mean
+            self._save(self.folder.best_checkpoint)
+        prune(self.folder, self.config.keep_checkpoints)
+
+    def _save(self, path: Any) -> None:
+        tensors, facts = self.trainer.state()
+        mean = self.last.mean_episode_return if self.last else None
+        run = {"mean_episode_return": mean, "best_return": self.best_return, "reached": self.reached}
+        save_checkpoint(path, tensors, {**self.facts, "trainer": facts, "run": run})
+
+    def write_report(self, report: LearnerReport) -> None:
+        """report.json, whichever way the loop ended."""
+        counters, accounts = self.trainer.counters, self.bus.accounts()
+        seconds = self.clock()
+        trained = self.last.wall_seconds if self.last else 0.0
+        lag = summarize_lag(report.policy_lag)
+        total = Counter[str]()
+        for account in accounts.values():
+            total.update(received=account.received, consumed=account.consumed, queued=account.queued)
+            total.update(rolled_back=account.rolled_back, duplicates=account.duplicates, malformed=account.malformed)
+            total.update({f"refused.{reason}": steps for reason, steps in account.refused.items()})
+        write_report(
+            self.folder,
+            {
+                "updates_completed": counters.updates,
+                "env_steps_consumed": counters.env_steps,
+                "episodes_completed": counters.episodes,
+                "broadcasts_sent": counters.broadcasts,
+                "last_policy_version": counters.version,
+                "mean_episode_return": report.mean_recent_episode_reward(RECENT_EPISODES),
+                "wall_seconds": seconds,
+                "env_steps_per_second": report.env_steps_consumed / trained if trained else None,
+                "reached": self.reached,
+                "stopped_because": report.stopped_because,
+                "parameters_sha256": self.trainer.parameters_sha256(),
+                "transport": {"sum": total, "actors": {str(slot): asdict(one) for slot, one in accounts.items()}},
+                "policy_lag": {"versions": lag, "steps": self._in_steps(lag)},
+                "learner": report.seconds,
+                "actors": [asdict(stats) for stats in self.bus.actor_stats()],
+            },
+        )
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        self.console.close()
+        self.metrics.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()

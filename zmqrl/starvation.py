@@ -1,0 +1,76 @@
+"""When is waiting for experience an error? Pure arithmetic over what the bus knows; `now` is a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from zmqrl.errors import StarvationError
+from zmqrl.transport.bus import SlotStatus
+
+
+class StarvationWatch:
+    """Raises StarvationError once no slot that the update still needs made progress for `timeout` seconds.
+
+    Progress of a slot is a chunk received, a step taken (heartbeats tell), or being inside one env.step for less
+    than `env_step_timeout`: slow is not dead. Before anyone ever joined the limit is `wait_for_actors` (0: none).
+    """
+
+    def __init__(self, timeout: float, env_step_timeout: float, wait_for_actors: float, now: float) -> None:
+        self._timeout = timeout
+        self._env_step_timeout = env_step_timeout
+        self._wait_for_actors = wait_for_actors
+        self._last_progress = now
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._anyone_joined = False
+
+    def restart(self, now: float) -> None:
+        """A new rollout is being filled: whatever came before counts as progress."""
+        self._last_progress = now
+
+    def check(self, slots: Sequence[SlotStatus], needed: Collection[int] | None, now: float) -> None:
+        """Look at all slots; `needed` are those the update waits for (None: any)."""
+        if slots and not self._anyone_joined:
+            self._anyone_joined = True
+            self._last_progress = now
+        if any([self._progressed(slot) for slot in slots if needed is None or slot.agent_id in needed]):
+            self._last_progress = now
+        waited = now - self._last_progress
+        if not self._anyone_joined:
+            if self._wait_for_actors and waited > self._wait_for_actors:
+                raise StarvationError(f"no actor joined within {self._wait_for_actors:g} s")
+        elif waited > self._timeout:
+            raise StarvationError(
+                f"no experience for {waited:.0f} s (starvation_timeout = {self._timeout:g}): "
+                + "; ".join(self._reasons(slots, needed))
+            )
+
+    def _progressed(self, slot: SlotStatus) -> bool:
+        counts = (slot.received_chunks, slot.steps_taken)
+        news = counts != self._seen.get(slot.agent_id, (0, 0))
+        self._seen[slot.agent_id] = counts
+        return news or (slot.alive and 0 < slot.in_step_seconds < self._env_step_timeout)
+
+    def _reasons(self, slots: Sequence[SlotStatus], needed: Collection[int] | None) -> list[str]:
+        known = {slot.agent_id: slot for slot in slots}
+        return [
+            f"slot {agent_id} {_reason(known.get(agent_id))}"
+            for agent_id in sorted(known if needed is None else needed)
+        ]
+
+
+def _reason(slot: SlotStatus | None) -> str:
+    if slot is None:
+        return "was never taken: no actor joined it"
+    where = f"(host {slot.host}, pid {slot.pid})"
+    if slot.last_error:
+        return f"{where} reported: {slot.last_error}"
+    if not slot.alive:
+        return f"{where} is gone, silent for {slot.silent_seconds:.0f} s"
+    if slot.in_step_seconds:
+        return f"{where} has been inside one env.step for {slot.in_step_seconds:.0f} s"
+    if slot.refused:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(slot.refused.items()))
+        return f"{where} sends what is refused: {reasons}"
+    if slot.waiting_for_credit:
+        return f"{where} waits for credit"
+    return f"{where} is alive but takes no steps; last heard {slot.silent_seconds:.0f} s ago"

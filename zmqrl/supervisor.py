@@ -1,0 +1,288 @@
+"""Processes of this machine: start, watch, restart and end them; and actors inside this program.
+
+Children are commands, never forks: they inherit no thread, no socket and no CUDA state. Each is a process group of
+its own, so that Ctrl-C in a terminal reaches the launcher alone, which tells the others in order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from zmqrl.errors import ActorFailed
+from zmqrl.messages import ActorStats
+
+if TYPE_CHECKING:
+    from zmqrl.config import EnvConfig
+    from zmqrl.envs.vector import VectorEnvironment
+    from zmqrl.transport.bus import LearnerBus
+
+PARENT_VARIABLE = "ZMQRL_PARENT_PID"
+STARTED_VARIABLE = "ZMQRL_STARTED"
+
+KILL_AFTER = 5.0
+"""Seconds between SIGTERM and SIGKILL. A learner needs well below one to save; an actor in a long env.step
+cannot answer at all and would otherwise stay for as long as the step takes."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Called by a supervised process first of all: SIGTERM when the launcher dies, however it dies.
+
+    Linux signals it; elsewhere a thread watches. The launcher may have died before this call: then leave at once.
+    """
+    expected = os.environ.pop(PARENT_VARIABLE, "")
+    if not expected:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    else:
+        threading.Thread(target=_watch_parent, args=(int(expected),), daemon=True, name="parent-watch").start()
+    if os.getppid() != int(expected):
+        sys.exit(0)
+
+
+def _watch_parent(expected: int) -> None:
+    while os.getppid() == expected:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def seconds_since_started() -> float:
+    """Since the process was created that the user typed: this one, or the launcher that started it."""
+    return _clock() - float(_started())
+
+
+def _started() -> str:
+    """On `_clock`, as text for an environment variable."""
+    if STARTED_VARIABLE in os.environ:
+        return os.environ[STARTED_VARIABLE]
+    if sys.platform != "linux":
+        return str(_IMPORTED)
+    # field 22 of stat, counted after the command name, which may contain anything: clock ticks since boot
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return str(int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def _clock() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.time()
+
+
+_IMPORTED = _clock()
+
+
+@dataclass
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: Sequence[str]
+    process: subprocess.Popen[str]
+    log: Path | None
+    stdin_text: str | None = None
+    began: float = field(default_factory=time.monotonic)
+    restarts: int = 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + signal if a signal ended it."""
+        code = self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def last_lines(self, count: int = 30) -> str:
+        """The end of its log, where a traceback is."""
+        if self.log is None or not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+
+class Supervisor:
+    """Owns the processes of a run; leaving the `with` block ends all of them, in bounded time."""
+
+    def __init__(self, logs: Path | None = None) -> None:
+        """`logs`: folder for the output of children that do not share this terminal."""
+        self._logs = logs
+        self.children: list[Child] = []
+
+    def start(self, name: str, arguments: Sequence[str], *, stdin_text: str | None = None, share_terminal: bool = False) -> Child:
+        """Start `python -m zmqrl <arguments>`; call it from the main thread (its death is what children watch)."""
+        child = self._spawn(name, [sys.executable, "-m", "zmqrl", *arguments], stdin_text, share_terminal)
+        self.children.append(child)
+        return child
+
+    def _spawn(self, name: str, command: Sequence[str], stdin_text: str | None, share_terminal: bool) -> Child:
+        log = None if share_terminal or self._logs is None else self._logs / f"{name}.log"
+        with ExitStack() as stack:
+            output = stack.enter_context(log.open("a")) if log else None
+            process = subprocess.Popen(
+                command,
+                env=child_environment(),
+                stdin=subprocess.DEVNULL if stdin_text is None else subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                text=True,
+                process_group=0,
+            )
+        if process.stdin is not None:
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(stdin_text or "")
+        return Child(name, command, process, log, stdin_text)
+
+    def restart(self, child: Child) -> None:
+        """Start the same command again, under the same name and log."""
+        fresh = self._spawn(child.name, child.command, child.stdin_text, child.log is None)
+        child.process, child.began = fresh.process, fresh.began
+        child.restarts += 1
+
+    def signal(self, child: Child, number: int) -> None:
+        """Send a signal to the child's whole process group; one that is gone is no error."""
+        if child.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.process.pid, number)
+
+    def wait(self, children: Sequence[Child], timeout: float) -> bool:
+        """Wait until all of these have ended; False after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        for child in children:
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+    def end(self, grace: float = KILL_AFTER) -> None:
+        """SIGTERM to all that live, SIGKILL to their groups after `grace` seconds."""
+        for child in self.children:
+            self.signal(child, signal.SIGTERM)
+        self.wait(self.children, grace)
+        for child in self.children:
+            # the group even if its leader has ended: workers of an environment may have stayed behind
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+class ActorHandle:
+    """An actor that `spawn_actor` started."""
+
+    def __init__(self, join: Callable[[float | None], ActorStats]) -> None:
+        self._join = join
+
+    def join(self, timeout: float | None = None) -> ActorStats:
+        """Wait for its end. Raises ActorFailed, caused by the actor's own error, or TimeoutError."""
+        return self._join(timeout)
+
+
+def spawn_actor(
+    bus: LearnerBus,
+    env: EnvConfig | str | Callable[[], VectorEnvironment],
+    *,
+    num_envs: int = 8,
+    process: bool = False,
+) -> ActorHandle:
+    """One actor in a thread (or process) of this program, over the same bus as the learner.
+
+    env: a configuration or id, or in a thread also a function that makes the environments. A process is started as
+    a command, so that a script needs no main guard, and a notebook none either; it needs a bus with an address.
+    """
+    from zmqrl.config import EnvConfig
+
+    config = EnvConfig(env=env) if isinstance(env, str) else env
+    if not process:
+        return _spawn_thread(bus, config, num_envs)
+    if not isinstance(config, EnvConfig):
+        raise TypeError("an actor in a process takes its environment by name; a function works in a thread")
+    return _spawn_process(bus, config, num_envs)
+
+
+def _spawn_thread(bus: LearnerBus, env: EnvConfig | Callable[[], VectorEnvironment], num_envs: int) -> ActorHandle:
+    from zmqrl.actor import run_actor
+    from zmqrl.envs import make_envs
+
+    outcome: list[ActorStats | BaseException] = []
+
+    def make() -> VectorEnvironment:
+        return env() if callable(env) else make_envs(env, num_envs)
+
+    def run() -> None:
+        try:
+            outcome.append(run_actor(bus.connect, make))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="zmqrl-actor", daemon=True)
+    thread.start()
+
+    def join(timeout: float | None) -> ActorStats:
+        thread.join(timeout)
+        if thread.is_alive():
+            raise TimeoutError(f"the actor still runs after {timeout} s")
+        if isinstance(outcome[0], BaseException):
+            raise ActorFailed(f"an actor ended with {type(outcome[0]).__name__}: {outcome[0]}") from outcome[0]
+        return outcome[0]
+
+    return ActorHandle(join)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a supervised process: whose child it is, and when the user's command began."""
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid()), STARTED_VARIABLE: _started()}
+
+
+def _spawn_process(bus: LearnerBus, env: EnvConfig, num_envs: int) -> ActorHandle:
+    flags = ["--join", "-", "--json", "--num-envs", str(num_envs), *environment_flags(env)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zmqrl", "actor", *flags],
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    answers: list[tuple[str, str]] = []
+    reader = threading.Thread(target=lambda: answers.append(process.communicate(bus.join_string)), daemon=True)
+    reader.start()
+
+    def join(timeout: float | None) -> ActorStats:
+        reader.join(timeout)
+        if reader.is_alive():
+            raise TimeoutError(f"the actor still runs after {timeout} s")
+        output, errors = answers[0]
+        if process.returncode:
+            raise ActorFailed(f"an actor ended with exit code {process.returncode}: {errors.strip()[-2000:]}")
+        return ActorStats(**json.loads(output.splitlines()[-1]))
+
+    return ActorHandle(join)
+
+
+def environment_flags(env: EnvConfig) -> list[str]:
+    """The flags that name this environment on another command line."""
+    flags = ["--env", env.env, "--vectorization", env.vectorization]
+    for key, value in env.env_kwargs.items():
+        flags += ["--env-kwargs", f"{key}={json.dumps(value)}"]
+    return flags
+
+
+def stats_as_json(stats: ActorStats) -> str:
+    """One line; what `spawn_actor` reads back from its process."""
+    return json.dumps(asdict(stats), allow_nan=False)
