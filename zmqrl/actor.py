@@ -89,9 +89,7 @@ def actor_loop(
 
 
 def _recorder(terms: Terms, policy: Policy) -> ChunkRecorder:
-    return ChunkRecorder(
-        policy.observation_space, policy.sampled_action_space(), terms.num_envs, terms.chunk_steps
-    )
+    return ChunkRecorder(policy.observation_space, policy.sampled_action_space(), terms.num_envs, terms.chunk_steps)
 
 
 def _load_newest(bus: ActorBus, policy: Policy, throttle: ActorThrottle, ledger: _Ledger) -> None:
@@ -204,15 +202,17 @@ def _agreed_policy(envs: VectorEnvironment, terms: Terms, policy_class: str) -> 
     """The policy of the terms, checked to hold the same parameters as the learner's."""
     described = {**terms.policy, "policy": policy_class, "hidden_sizes": tuple(terms.policy["hidden_sizes"])}
     policy = make_policy(envs.observation_space, envs.action_space, PolicyConfig(**described).validate(), seed=0)
-    for ours, theirs in zip(policy.flat.manifest(), terms.manifest, strict=False):
-        if ours != theirs:
-            raise Refused("policy", f"the learner's policy has {theirs.name} {theirs.shape} {theirs.dtype}, this actor's {ours.name} {ours.shape} {ours.dtype}; start both with the same --policy")
-    if len(policy.flat.manifest()) != len(terms.manifest):
-        raise Refused(
-            "policy",
-            f"the learner's policy has {len(terms.manifest)} tensors, this actor's "
-            f"{len(policy.flat.manifest())}; start both with the same --policy",
-        )
+    ours, theirs = policy.flat.manifest(), terms.manifest
+    if ours != theirs:
+        for mine, other in zip(ours, theirs, strict=False):
+            if mine != other:
+                raise Refused(
+                    "policy",
+                    f"the learner's policy has {other.name} {other.shape} {other.dtype}, this actor's {mine.name} "
+                    f"{mine.shape} {mine.dtype}; start both with the same --policy",
+                )
+        counts = f"the learner's policy has {len(theirs)} tensors, this actor's {len(ours)}"
+        raise Refused("policy", f"{counts}; start both with the same --policy")
     return policy
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zmqrl.errors import DecodeError
@@ -336,18 +336,23 @@ def _fields(record: type) -> tuple[_Field, ...]:
     hints = get_type_hints(record)
     missing = dataclasses.MISSING
     return tuple(
-        _Field(field.name, _kind_of(hints[field.name], field.name), (field.default, field.default_factory) != (missing,) * 2)
+        _Field(
+            field.name,
+            _kind_of(hints[field.name], field.name),
+            (field.default, field.default_factory) != (missing,) * 2,
+        )
         for field in dataclasses.fields(record)
     )
 
 
 def _pack_fields(record: Any) -> list[Any]:
-    return [field.kind.pack(getattr(record, field.name)) for field in _fields(type(record))]
+    return [field.kind.pack(getattr(record, field.name)) for field in _fields(record.__class__)]
 
 
 def _parse_record(record: type, values: Any) -> Any:
     """Fields at the end that this version does not know are ignored; those it knows may be missing if they have a
-    default: so either side may be newer."""
+    default: so either side may be newer.
+    """
     fields = _fields(record)
     required = sum(not field.has_default for field in fields)
     _expect(isinstance(values, tuple), f"{record.__name__} as an array", values)
@@ -399,7 +404,11 @@ def decode(frames: Frames) -> Message:
         if len(frames) != 2:
             raise ValueError(f"a {kind.__name__} has 2 frames, not {len(frames)}")
         if kind is Refuse:
-            _expect(len(header) >= _FROZEN_REFUSE_FIELDS and header[0] == MAGIC, f"a Refuse that begins with {MAGIC}", header)
+            _expect(
+                len(header) >= _FROZEN_REFUSE_FIELDS and header[0] == MAGIC,
+                f"a Refuse that begins with {MAGIC}",
+                header,
+            )
             header = header[2:]
         message: Message = _parse_record(kind, header)
         return message
@@ -408,7 +417,8 @@ def decode(frames: Frames) -> Message:
 def decode_policy_header(frames: Frames) -> PolicyHeader:
     """Epoch and version of a policy, without touching its parameters: only the newest of several is worth joining."""
     with _refusing():
-        _expect(_kind_of_frames(frames) is PolicyBroadcast, "a policy", bytes(frames[0][:16]))
+        kind = _kind_of_frames(frames)
+        _expect(kind is PolicyBroadcast, "a policy", kind.__name__)
         header: PolicyHeader = _parse_record(PolicyHeader, _unpack(frames[1], HEADER_BYTES))
         return header
 
@@ -562,7 +572,9 @@ class ExperienceLayout:
         yield Section("episode_lengths", dtype("int64"), "M", ())
         yield Section("values", dtype("float32"), "T,N", ())
 
-    def plan(self, finals: int, episodes: int, has_values: bool) -> tuple[list[tuple[Section, tuple[int, ...], int]], int]:
+    def plan(
+        self, finals: int, episodes: int, has_values: bool
+    ) -> tuple[list[tuple[Section, tuple[int, ...], int]], int]:
         """([(section, shape, offset), ...], bytes of the body) for these counts."""
         steps, envs = self.chunk_steps, self.num_envs
         leads = {"T+1,N": (steps + 1, envs), "T,N": (steps, envs), "T": (steps,), "F": (finals,), "M": (episodes,)}
@@ -703,12 +715,16 @@ def _check_values(section: Section, array: np.ndarray) -> None:
         _require(int(array.view(np.uint8).max()) <= 1, f"{section.name}: a bool is 0 or 1")
     match section.leaf:
         case DiscreteSpec(n=n, start=start):
-            _require(start <= int(array.min()) and int(array.max()) < start + n, f"{section.name}: not in Discrete({n})")
+            _require(_within(array, start, start + n - 1), f"{section.name}: not in Discrete({n})")
         case MultiDiscreteSpec(nvec=nvec, shape=shape):
             inside = bool((array >= 0).all()) and bool((array < np.reshape(nvec, shape)).all())
             _require(inside, f"{section.name}: not in its MultiDiscrete space")
         case MultiBinarySpec():
-            _require(0 <= int(array.min()) and int(array.max()) <= 1, f"{section.name}: not 0 or 1")
+            _require(_within(array, 0, 1), f"{section.name}: not 0 or 1")
+
+
+def _within(array: np.ndarray, low: int, high: int) -> bool:
+    return int(array.min()) >= low and int(array.max()) <= high
 
 
 def _all_finite(array: np.ndarray) -> bool:
@@ -721,9 +737,10 @@ def _check_facts(
     header: ExperienceHeader, experience: Experience, layout: ExperienceLayout, newest_version: int
 ) -> None:
     _require(experience.env_steps == header.env_steps, "env_steps is not the number of valid rows")
-    versions = experience.versions
-    in_range = 0 <= int(versions.min()) and int(versions.max()) <= newest_version
-    _require(in_range, f"a version outside 0 to {newest_version}, the newest that was published")
+    _require(
+        _within(experience.versions, 0, newest_version),
+        f"a version outside 0 to {newest_version}, the newest that was published",
+    )
     for name, index in (("final_index", experience.final_index), ("episode_index", experience.episode_index)):
         bounds = (layout.chunk_steps, layout.num_envs)
         _require(bool((index >= 0).all()) and bool((index < bounds).all()), f"{name} points outside the chunk")

@@ -153,7 +153,9 @@ class PPOConfig:
         _require_at_least(self, 2, "batch_size")
         _require_at_least(self, 0, "vf_coef", "ent_coef")
         for name in ("learning_rate_schedule", "clip_range_schedule"):
-            _require(getattr(self, name) in ("constant", "linear"), name, getattr(self, name), "must be constant or linear")
+            _require(
+                getattr(self, name) in ("constant", "linear"), name, getattr(self, name), "must be constant or linear"
+            )
         return self
 
 
@@ -198,7 +200,9 @@ class EnvConfig:
         """Raise ConfigError for an impossible value; return self."""
         _require(bool(self.env), "env", self.env, "name an environment, for example CartPole-v1")
         choices = ("sync", "async", "vector_entry_point")
-        _require(self.vectorization in choices, "vectorization", self.vectorization, f"must be one of {', '.join(choices)}")
+        _require(
+            self.vectorization in choices, "vectorization", self.vectorization, f"must be one of {', '.join(choices)}"
+        )
         return self
 
 

@@ -1,21 +1,21 @@
 """Everything zmqrl raises on purpose, and the exit code the command gives for it.
 
-    ZmqrlError                        1  failed
-    ├── UsageError                    2  something typed is wrong: option, file, address
-    │   ├── ConfigError               2  a field has an impossible value
-    │   ├── EnvironmentNotFound       2  no such environment here
-    │   ├── UnsupportedSpace          2  a space zmqrl cannot train on
-    │   └── AddressError              2  an address that cannot be bound or parsed
-    ├── StarvationError               4  no actor made progress
-    ├── TrainingError                 1  non-finite loss or gradient
-    ├── EnvironmentFault              1  an environment gave NaN, a wrong dtype, ...
-    ├── CheckpointError               1  a checkpoint cannot be read or written
-    ├── DecodeError                   1  bytes that are not a message of this protocol
-    ├── ActorFailed                   1  a spawned actor ended with an error
-    ├── NoLearner                    75  nobody answered in time; try again later
-    └── Refused                          the learner said no; the code decides
-            full, quarantined, duplicate: 75    key, role: 77    spaces, policy, num_envs, protocol: 78
-            finished: 0 (the run is over, there is nothing left to do)
+ZmqrlError                        1  failed
+├── UsageError                    2  something typed is wrong: option, file, address
+│   ├── ConfigError               2  a field has an impossible value
+│   ├── EnvironmentNotFound       2  no such environment here
+│   ├── UnsupportedSpace          2  a space zmqrl cannot train on
+│   └── AddressError              2  an address that cannot be bound or parsed
+├── StarvationError               4  no actor made progress
+├── TrainingError                 1  non-finite loss or gradient
+├── EnvironmentFault              1  an environment gave NaN, a wrong dtype, ...
+├── CheckpointError               1  a checkpoint cannot be read or written
+├── DecodeError                   1  bytes that are not a message of this protocol
+├── ActorFailed                   1  a spawned actor ended with an error
+├── NoLearner                    75  nobody answered in time; try again later
+└── Refused                          the learner said no; the code decides
+full, quarantined, duplicate: 75    key, role: 77    spaces, policy, num_envs, protocol: 78
+finished: 0 (the run is over, there is nothing left to do)
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,6 @@ from zmqrl.spaces import map_tree
 if TYPE_CHECKING:
     from zmqrl.envs import VectorEnvironment
     from zmqrl.policies import Policy
-
-MAX_ENVS = 16
-"""Environments used at most; more would make each contribute fewer episodes than is worth stepping it."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +44,17 @@ def evaluate_policy(
     episodes: int = 100,
     deterministic: bool = True,
     seed: int = 0,
-    on_episode: Callable[[int], None] | None = None,
 ) -> EvaluationResult:
     """Run `episodes` whole episodes of `envs` with `policy`, which is left as it was.
 
-    Each of min(episodes, N, 16) environments contributes a number of episodes fixed beforehand, differing by at
-    most one, so short episodes count no more than long ones. The same seed gives the same result, as far as the
-    environments are reproducible. `on_episode` is told the number of episodes so far. It ends when the
-    episodes do: environments must terminate or truncate.
+    How many episodes each environment contributes is fixed beforehand (they differ by at most one), so short ones
+    count no more than long ones. The same seed gives the same result, as far as the environments are
+    reproducible. It ends when the episodes do: environments must terminate or truncate.
     """
     if episodes < 1:
         raise UsageError(f"episodes = {episodes}: an evaluation needs at least 1")
-    contributing = min(episodes, envs.num_envs, MAX_ENVS)
-    wanted = np.zeros(envs.num_envs, np.int64)
-    wanted[:contributing] = episodes // contributing
-    wanted[: episodes % contributing] += 1
+    wanted = np.full(envs.num_envs, episodes // envs.num_envs)
+    wanted[: episodes % envs.num_envs] += 1
 
     generator = torch.Generator().manual_seed(seed)
     was_training = policy.training
@@ -82,8 +74,6 @@ def evaluate_policy(
                     wanted[index] -= 1
                     returns.append(float(transition.episode_returns[position]))
                     lengths.append(int(transition.episode_lengths[position]))
-                    if on_episode is not None:
-                        on_episode(len(returns))
     finally:
         policy.train(was_training)
     return _summary(np.array(returns), np.array(lengths), deterministic, seed)

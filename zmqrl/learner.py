@@ -8,14 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch import Tensor
-
-from zmqrl.advantages import compute_advantages, compute_vtrace_advantages
 from zmqrl.config import AsyncActorLearnerConfig
+from zmqrl.estimates import EvaluateFn, ValueFn, estimate, evaluate_rollout
 from zmqrl.messages import Command, SaveCheckpoint, SetLearningRate, Shutdown, Terms
-from zmqrl.ppo import Evaluation, PPOTrainer, TrainingStats, evaluate_rollout
-from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord
-from zmqrl.rollout import Rollout, RolloutBuffer
+from zmqrl.ppo import PPOTrainer
+from zmqrl.progress import RECENT_EPISODES, LearnerReport, TrainingStats, UpdateRecord
+from zmqrl.rollout import RolloutBuffer
 from zmqrl.starvation import StarvationWatch
 from zmqrl.transport.bus import LearnerBus
 
@@ -28,17 +26,18 @@ def learner_loop(
     trainer: PPOTrainer,
     bus: LearnerBus,
     *,
-    evaluate_fn: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None,
-    value_fn: Callable[..., Tensor] | None = None,
+    evaluate_fn: EvaluateFn | None = None,
+    value_fn: ValueFn | None = None,
     on_update: Callable[[UpdateRecord], str | None] | None = None,
+    report: LearnerReport | None = None,
 ) -> tuple[PPOTrainer, LearnerReport]:
     """Train until the run's env steps are consumed, `on_update` returns a reason to stop, or a Shutdown comes.
 
     evaluate_fn(policy, observations, actions) -> (log_probs, entropy, values) and value_fn(policy, observations)
     -> values default to the policy's own methods. Continues at `trainer.counters`. Every actor is told Shutdown
-    whichever way it ends. Raises StarvationError, TrainingError, or what `on_update` raises.
+    whichever way it ends. `report` is filled in as it goes, for a caller who wants it after an error. Raises StarvationError, TrainingError, or what `on_update` raises.
     """
-    loop = _Loop(config.validate(), trainer, bus)
+    loop = _Loop(config.validate(), trainer, bus, report or LearnerReport())
     counters, report = trainer.counters, loop.report
     bus.open(terms_of(config, trainer, bus))
     bus.publish(trainer.policy_broadcast(counters.version))
@@ -49,9 +48,15 @@ def learner_loop(
                 evaluation = evaluate_rollout(trainer.policy, rollout, evaluate_fn, value_fn)
                 advantages, returns = estimate(config, rollout, evaluation)
             with report.phase("updating"):
-                progress = counters.updates / config.total_updates
                 training = trainer.train_step(
-                    rollout, evaluation, advantages, returns, progress=progress, evaluate_fn=evaluate_fn
+                    rollout,
+                    evaluation,
+                    advantages,
+                    returns,
+                    progress=counters.updates / config.total_updates,
+                    evaluate_fn=evaluate_fn,
+                    # V-trace advantages are corrected for the behavior policy already
+                    old_log_probs=evaluation.log_probs if config.use_vtrace else None,
                 )
             record = loop.count(training)
             if on_update is not None and (reason := on_update(record)):
@@ -64,16 +69,6 @@ def learner_loop(
     finally:
         bus.shutdown(report.stopped_because)
     return trainer, report
-
-
-def estimate(config: AsyncActorLearnerConfig, rollout: Rollout, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-    """(advantages, value targets), each [T, B], by GAE or V-trace."""
-    values = (rollout.rewards, evaluation.values, evaluation.next_values, rollout.boundary)
-    if not config.use_vtrace:
-        return compute_advantages(*values, gamma=config.gamma, gae_lambda=config.gae_lambda)
-    log_probs = (rollout.log_probs, evaluation.log_probs)
-    clips = {"rho_bar": config.vtrace_rho_bar, "c_bar": config.vtrace_c_bar}
-    return compute_vtrace_advantages(*values, *log_probs, gamma=config.gamma, **clips)
 
 
 def terms_of(config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerBus) -> Terms:
@@ -104,8 +99,10 @@ def terms_of(config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerB
 class _Loop:
     """The loop's locals, and the sentences it is made of."""
 
-    def __init__(self, config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerBus) -> None:
-        self.config, self.trainer, self.bus, self.report = config, trainer, bus, LearnerReport()
+    def __init__(
+        self, config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerBus, report: LearnerReport
+    ) -> None:
+        self.config, self.trainer, self.bus, self.report = config, trainer, bus, report
         self.buffer = RolloutBuffer(
             config.num_steps,
             config.num_actors,

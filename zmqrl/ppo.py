@@ -6,8 +6,7 @@ Legend: T rows, B columns of a rollout, R rows of a minibatch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -15,19 +14,13 @@ from torch import Tensor, nn
 
 from zmqrl.config import PPOConfig
 from zmqrl.errors import CheckpointError, ConfigError, TrainingError
+from zmqrl.estimates import EvaluateFn, Evaluation, policy_evaluate
 from zmqrl.messages import PolicyBroadcast
+from zmqrl.optimizer import FlatAdam
 from zmqrl.policies import Policy
-from zmqrl.rollout import Rollout
-from zmqrl.spaces import Tree, map_tree
-
-EvaluateFn = Callable[..., tuple[Tensor, Tensor, Tensor]]
-"""(policy, observations, actions, **row_extras) -> (log_probs [R], entropy [R], values [R])."""
-
-ValueFn = Callable[..., Tensor]
-"""(policy, observations, **row_extras) -> values [R]."""
-
-EVALUATION_ROWS = 8192
-"""Rows evaluated at once when a rollout is complete: bounds the memory of large observations."""
+from zmqrl.progress import Counters, TrainingStats
+from zmqrl.rollout import Rollout, Rows, merge_time
+from zmqrl.spaces import map_tree
 
 
 class LossTerms(NamedTuple):
@@ -86,159 +79,7 @@ def normalize(advantages: Tensor) -> Tensor:
     return nn.functional.layer_norm(advantages, advantages.shape, eps=1e-16)  # one kernel instead of four
 
 
-# --- once per rollout ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """What the learner's current network says about a rollout; constants for the update."""
-
-    values: Tensor
-    """[T, B]."""
-    next_values: Tensor
-    """[T, B]: V' of `advantages`: 0 where terminated, else of the true successor; 0 also in an invalid last row."""
-    log_probs: Tensor
-    """[T, B]: of the actions, under the current policy."""
-
-
-def _policy_evaluate(policy: Policy, observations: Tree, actions: Tree) -> tuple[Tensor, Tensor, Tensor]:
-    return policy.evaluate_actions(observations, actions)
-
-
-def _policy_value(policy: Policy, observations: Tree) -> Tensor:
-    return policy.value(observations)
-
-
-@torch.no_grad()
-def evaluate_rollout(
-    policy: Policy, rollout: Rollout, evaluate_fn: EvaluateFn | None = None, value_fn: ValueFn | None = None
-) -> Evaluation:
-    """Values, successors' values and log-probs of all rows, from one network at one moment."""
-    evaluate, value = evaluate_fn or _policy_evaluate, value_fn or _policy_value
-    shape = rollout.rewards.shape
-    observations, actions = (map_tree(_flat, tree) for tree in (rollout.observations, rollout.actions))
-    log_probs, values = [], []
-    for rows in _slices(shape.numel()):
-        log_prob, _, row_values = evaluate(policy, _take(observations, rows), _take(actions, rows))
-        log_probs.append(log_prob)
-        values.append(row_values)
-    all_values = torch.cat(values).view(shape)
-    next_values = torch.zeros_like(all_values)
-    next_values[:-1] = all_values[1:]  # right wherever the next row's observation is the successor
-    for rows in _slices(len(rollout.successor_index)):
-        t, b = rollout.successor_index[rows].unbind(1)
-        next_values[t, b] = value(policy, _take(rollout.successor_observations, rows))
-    next_values.masked_fill_(rollout.terminated, 0.0)
-    return Evaluation(all_values, next_values, torch.cat(log_probs).view(shape))
-
-
-def _slices(rows: int) -> list[slice]:
-    return [slice(first, first + EVALUATION_ROWS) for first in range(0, rows, EVALUATION_ROWS)]
-
-
-def _take(tree: Tree, rows: slice) -> Tree:
-    return map_tree(lambda leaf: leaf[rows], tree)
-
-
-def _flat(rows: Tensor) -> Tensor:
-    """[T, B, ...] to [T * B, ...], without a copy."""
-    return rows.flatten(0, 1)
-
-
-# --- the optimizer -------------------------------------------------------------------------------------
-
-
-class FlatAdam:
-    """Adam (Kingma and Ba 2015) over one flat tensor, as one fused kernel; torch.optim would import torch._dynamo."""
-
-    BETA1, BETA2 = 0.9, 0.999
-
-    def __init__(self, weights: Tensor, epsilon: float) -> None:
-        self.epsilon = epsilon
-        self.first_moment = torch.zeros_like(weights)
-        self.second_moment = torch.zeros_like(weights)
-        self.steps = torch.zeros((), dtype=torch.float32, device=weights.device)  # the kernel wants a float tensor
-
-    def step(self, weights: Tensor, gradients: Tensor, rate: float, failed: Tensor) -> None:
-        """One step, in place; none at all where `failed` (float scalar on the device) is 1."""
-        self.steps += 1.0 - failed
-        torch._fused_adam_(
-            [weights],
-            [gradients],
-            [self.first_moment],
-            [self.second_moment],
-            [],
-            [self.steps],
-            lr=rate,
-            beta1=self.BETA1,
-            beta2=self.BETA2,
-            weight_decay=0.0,
-            eps=self.epsilon,
-            amsgrad=False,
-            maximize=False,
-            found_inf=failed,
-        )
-
-
 # --- the trainer ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Counters:
-    """How far the run is. The trainer counts updates, the learner loop the rest; all are part of a checkpoint."""
-
-    updates: int = 0
-    env_steps: int = 0
-    episodes: int = 0
-    version: int = 0
-    broadcasts: int = 0
-
-
-@dataclass(frozen=True)
-class TrainingStats:
-    """Figures of one update; the first five are means over the minibatches evaluated, `grad_norm` over the steps."""
-
-    policy_loss: float
-    value_loss: float
-    entropy: float
-    approx_kl: float
-    clip_fraction: float
-    explained_variance: float
-    """1 - var(returns - values) / var(returns) before the update, from minus infinity to 1; 0 if returns are equal."""
-    grad_norm: float
-    """Before clipping."""
-    learning_rate: float
-    clip_range: float
-    ratio_error: float
-    """max |ratio - 1| between the learner's policy and the one that acted, before the first optimizer step."""
-    epochs: int
-    """In which at least one optimizer step was taken."""
-    minibatches: int
-    """Optimizer steps really taken."""
-
-
-class _Rows(NamedTuple):
-    """[R] each: the valid rows of a rollout, or some of them."""
-
-    observations: Tree
-    actions: Tree
-    numbers: Tensor
-    """[4, R] float32: old log-probs, old values, advantages, returns. One tensor, so that one gather takes them."""
-
-    def gather(self, index: Tensor) -> _Rows:
-        def take(leaf: Tensor) -> Tensor:
-            return leaf.index_select(0, index)
-
-        return _Rows(
-            map_tree(take, self.observations), map_tree(take, self.actions), self.numbers.index_select(1, index)
-        )
-
-    def minibatches(self, count: int) -> Iterator[_Rows]:
-        """Neighbouring rows, `count` times; the sizes differ by at most one."""
-        total, start = self.numbers.shape[1], 0
-        for index in range(count):
-            rows = slice(start, start := (index + 1) * total // count)
-            yield _Rows(_take(self.observations, rows), _take(self.actions, rows), self.numbers[:, rows])
 
 
 TABLE = ("policy loss", "value loss", "entropy", "approximate KL", "clip fraction", "loss", "gradient norm")
@@ -256,6 +97,9 @@ class PPOTrainer:
         self._optimizer = FlatAdam(policy.flat.weights, config.adam_epsilon)
         self._generator = torch.Generator().manual_seed(seed)
         self._fixed_rate: float | None = None
+        # On the CPU a look at a number is free. A GPU would have to be waited for: there a failure stays on the device,
+        # stops that optimizer step and all later ones, and is read at the end of the update.
+        self._reads_each_minibatch = self.device.type == "cpu"
 
     def train_step(
         self,
@@ -278,14 +122,14 @@ class PPOTrainer:
         if it came up in a minibatch, neither that minibatch nor a later one touched the parameters.
         """
         old_log_probs = rollout.log_probs if old_log_probs is None else old_log_probs
-        numbers = torch.stack([_flat(x) for x in (old_log_probs, evaluation.values, advantages, returns)])
-        rows = _Rows(map_tree(_flat, rollout.observations), map_tree(_flat, rollout.actions), numbers)
-        index = _flat(rollout.valid).nonzero().squeeze(1)
+        numbers = torch.stack([merge_time(x) for x in (old_log_probs, evaluation.values, advantages, returns)])
+        rows = Rows(map_tree(merge_time, rollout.observations), map_tree(merge_time, rollout.actions), numbers)
+        index = merge_time(rollout.valid).nonzero().squeeze(1)
         if len(index) < rollout.valid.numel():
             rows = rows.gather(index)
         self._check_inputs(rows.numbers, index, rollout.valid.shape[1])
         rate, clip_range = self._scheduled(progress)
-        table, steps, epochs = self._run_epochs(rows, rate, clip_range, evaluate_fn or _policy_evaluate)
+        table, steps, epochs = self._run_epochs(rows, rate, clip_range, evaluate_fn or policy_evaluate)
         self.policy.update_statistics(rows.observations)
         self.counters.updates += 1
         return TrainingStats(
@@ -299,7 +143,7 @@ class PPOTrainer:
             minibatches=steps,
         )
 
-    def _run_epochs(self, rows: _Rows, rate: float, clip_range: float, evaluate: EvaluateFn) -> tuple[Tensor, int, int]:
+    def _run_epochs(self, rows: Rows, rate: float, clip_range: float, evaluate: EvaluateFn) -> tuple[Tensor, int, int]:
         """(table [minibatches evaluated, len(TABLE)], optimizer steps taken, epochs in which any was taken)."""
         config, weights, gradients = self.config, self.policy.flat.weights, self.policy.flat.gradients
         total = rows.numbers.shape[1]
@@ -318,9 +162,7 @@ class PPOTrainer:
                 gradients.zero_()
                 terms.loss.backward()  # type: ignore[no-untyped-call]
                 norm = torch.linalg.vector_norm(gradients, out=record[-1])
-                # On the CPU a look at the numbers is free. A GPU would have to be waited for: there the failure stays
-                # on the device, stops this and all later steps, and is read at the end of the update.
-                if self.device.type != "cpu":
+                if not self._reads_each_minibatch:
                     torch.maximum(failed, (~record.isfinite().all()).float(), out=failed)
                 elif not math.isfinite(float(record.sum())):
                     self._read(table[: steps + 1], count)
@@ -329,7 +171,7 @@ class PPOTrainer:
                 steps, epochs = steps + 1, epoch + 1
         return self._read(table[:steps], count), steps, epochs
 
-    def _terms(self, rows: _Rows, clip_range: float, evaluate: EvaluateFn) -> LossTerms:
+    def _terms(self, rows: Rows, clip_range: float, evaluate: EvaluateFn) -> LossTerms:
         config = self.config
         old_log_probs, old_values, advantages, returns = rows.numbers
         if config.normalize_advantages:

@@ -1,4 +1,4 @@
-"""What a learner says of itself: the record of each update, and the report of the whole loop."""
+"""What a learner says of itself: figures of an update, the record of each, and the report of the whole loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,46 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zmqrl.messages import Command
-from zmqrl.ppo import TrainingStats
 
 PHASES = ("waiting", "placing", "estimating", "updating", "publishing")
 """Of the learner: for experience, copying it into the rollout, values and advantages, train_step, broadcast."""
 
 RECENT_EPISODES = 100
 """Episodes in the mean that is shown, logged and compared with `stop_at_return`."""
+
+
+@dataclass
+class Counters:
+    """How far the run is. The trainer counts updates, the learner loop the rest; all are part of a checkpoint."""
+
+    updates: int = 0
+    env_steps: int = 0
+    episodes: int = 0
+    version: int = 0
+    broadcasts: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingStats:
+    """Figures of one update; the first five are means over the minibatches evaluated, `grad_norm` over the steps."""
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    approx_kl: float
+    clip_fraction: float
+    explained_variance: float
+    """1 - var(returns - values) / var(returns) before the update, from minus infinity to 1; 0 if returns are equal."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    clip_range: float
+    ratio_error: float
+    """max |ratio - 1| between the learner's policy and the one that acted, before the first optimizer step."""
+    epochs: int
+    """In which at least one optimizer step was taken."""
+    minibatches: int
+    """Optimizer steps really taken."""
 
 
 @dataclass

@@ -11,8 +11,9 @@ chunk closed with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -222,31 +223,36 @@ class RolloutBuffer:
 
     def _add_successors(self, rows: np.ndarray, columns: np.ndarray, observations: Tree, chosen: np.ndarray) -> None:
         def take(rows: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-            return leaf[chosen].astype(rows.dtype, copy=False)  # a copy: the chunk's memory is not ours
+            copied: np.ndarray = leaf[chosen]  # the chunk's memory is not ours
+            return copied.astype(rows.dtype, copy=False)
 
         if len(rows):
             self._successors.append((rows, columns, map_tree(take, self._arrays["observations"], observations)))
 
     def _check(self, experience: Experience) -> None:
-        K, N = experience.rewards.shape if experience.rewards.ndim == 2 else (0, 0)
-        if N != self.num_envs or K < 1 or self.num_steps % K:
+        steps, envs = experience.rewards.shape if experience.rewards.ndim == 2 else (0, 0)
+        if envs != self.num_envs or steps < 1 or self.num_steps % steps:
             raise RolloutError(
                 f"a chunk of agent {experience.agent_id} has rewards of shape {experience.rewards.shape}; right is "
                 f"[K, {self.num_envs}] where K divides num_steps = {self.num_steps}"
             )
-        F, M = len(experience.final_index), len(experience.episode_index)
-        self._check_tree(experience, "observations", "observations", K + 1, N)
-        self._check_tree(experience, "actions", "actions", K, N)
-        self._check_tree(experience, "final_observations", "observations", F)
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("terminated", "truncated", "valid", "log_probs"), (K, N))
-        shapes |= {"versions": (K,), "episode_returns": (M,), "episode_lengths": (M,)}
-        shapes |= {"final_index": (F, 2), "episode_index": (M, 2)}
+        finals, ends = len(experience.final_index), len(experience.episode_index)
+        self._check_tree(experience, "observations", "observations", steps + 1, envs)
+        self._check_tree(experience, "actions", "actions", steps, envs)
+        self._check_tree(experience, "final_observations", "observations", finals)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("terminated", "truncated", "valid", "log_probs"), (steps, envs)
+        )
+        shapes |= {"versions": (steps,), "episode_returns": (ends,), "episode_lengths": (ends,)}
+        shapes |= {"final_index": (finals, 2), "episode_index": (ends, 2)}
         for name, shape in shapes.items():
             self._check_shape(experience, name, getattr(experience, name), shape)
         for name in ("final_index", "episode_index"):
             index = getattr(experience, name)
-            if len(index) and (index.min() < 0 or index[:, 0].max() >= K or index[:, 1].max() >= N):
-                raise RolloutError(f"{name} of a chunk of agent {experience.agent_id} points outside of [{K}, {N}]")
+            if len(index) and (index.min() < 0 or index[:, 0].max() >= steps or index[:, 1].max() >= envs):
+                raise RolloutError(
+                    f"{name} of a chunk of agent {experience.agent_id} points outside of [{steps}, {envs}]"
+                )
 
     def _check_tree(self, experience: Experience, name: str, kind: str, *batch: int) -> None:
         space = self._spaces[kind]
@@ -291,3 +297,40 @@ class RolloutBuffer:
         index = np.stack((np.concatenate(rows), np.concatenate(columns)), axis=1)
         order = np.lexsort((index[:, 0], index[:, 1]))
         return index[order], map_tree(lambda *leaves: np.concatenate(leaves)[order], *trees)
+
+
+# --- rows, without their order in time -------------------------------------------------------------------
+
+
+def merge_time(rows: Tensor) -> Tensor:
+    """[T, B, ...] to [T * B, ...], without a copy."""
+    return rows.flatten(0, 1)
+
+
+def take(tree: Tree, rows: slice) -> Tree:
+    """These rows of every leaf, without a copy."""
+    return map_tree(lambda leaf: leaf[rows], tree)
+
+
+class Rows(NamedTuple):
+    """[R] each: the valid rows of a rollout, or some of them."""
+
+    observations: Tree
+    actions: Tree
+    numbers: Tensor
+    """[4, R] float32: old log-probs, old values, advantages, returns. One tensor, so that one gather takes them."""
+
+    def gather(self, index: Tensor) -> Rows:
+        def chosen(leaf: Tensor) -> Tensor:
+            return leaf.index_select(0, index)
+
+        return Rows(
+            map_tree(chosen, self.observations), map_tree(chosen, self.actions), self.numbers.index_select(1, index)
+        )
+
+    def minibatches(self, count: int) -> Iterator[Rows]:
+        """Neighbouring rows, `count` times; the sizes differ by at most one."""
+        total, start = self.numbers.shape[1], 0
+        for index in range(count):
+            rows = slice(start, start := (index + 1) * total // count)
+            yield Rows(take(self.observations, rows), take(self.actions, rows), self.numbers[:, rows])

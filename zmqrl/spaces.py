@@ -19,7 +19,20 @@ from zmqrl.errors import DecodeError
 Tree = Any
 """An array (numpy or torch), or a dict or tuple of trees."""
 
-DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
 """The dtypes an array may have on the wire; little-endian, C order. No other string is looked up."""
 
 MAX_DEPTH = 8

@@ -117,7 +117,9 @@ class Supervisor:
         self._logs = logs
         self.children: list[Child] = []
 
-    def start(self, name: str, arguments: Sequence[str], *, stdin_text: str | None = None, share_terminal: bool = False) -> Child:
+    def start(
+        self, name: str, arguments: Sequence[str], *, stdin_text: str | None = None, share_terminal: bool = False
+    ) -> Child:
         """Start `python -m zmqrl <arguments>`; call it from the main thread (its death is what children watch)."""
         child = self._spawn(name, [sys.executable, "-m", "zmqrl", *arguments], stdin_text, share_terminal)
         self.children.append(child)
@@ -177,7 +179,9 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.end()
 
 

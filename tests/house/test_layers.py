@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "zmqrl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
-    "errors": 0, "spaces": 0,
+    "errors": -1, "spaces": 0,
     "config": 1, "messages": 1, "throttle": 1, "presets": 1,
     "codec": 2,
     "transport": 3, "rollout": 3, "advantages": 3, "policies": 3, "envs": 3,

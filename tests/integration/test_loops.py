@@ -38,7 +38,10 @@ def test_lockstep_is_reproducible_bit_for_bit(run_training: Run, num_actors: int
     config = AsyncActorLearnerConfig(
         num_actors=num_actors, num_envs=2, num_steps=16, max_lead_steps=16, total_env_steps=num_actors * 32 * 8, seed=7
     )
-    runs = [run_training(config, cartpole(2), ppo=PPOConfig(batch_size=32, n_epochs=3), bus=bus) for bus in ("tcp", "memory")]
+    runs = [
+        run_training(config, cartpole(2), ppo=PPOConfig(batch_size=32, n_epochs=3), bus=bus)
+        for bus in ("tcp", "memory")
+    ]
     assert runs[0].trainer.parameters_sha256() == runs[1].trainer.parameters_sha256()
     assert [r.training for r in runs[0].records] == [r.training for r in runs[1].records]
     for record in runs[0].records:

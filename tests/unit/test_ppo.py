@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import subprocess
@@ -18,7 +19,10 @@ from zmqrl.advantages import compute_advantages
 from zmqrl.config import PolicyConfig, PPOConfig
 from zmqrl.errors import CheckpointError, ConfigError, TrainingError
 from zmqrl.policies import Policy, make_policy
-from zmqrl.ppo import Evaluation, FlatAdam, LossTerms, PPOTrainer, TrainingStats, evaluate_rollout, normalize, ppo_loss
+from zmqrl.estimates import Evaluation, evaluate_rollout
+from zmqrl.optimizer import FlatAdam
+from zmqrl.ppo import LossTerms, PPOTrainer, normalize, ppo_loss
+from zmqrl.progress import TrainingStats
 from zmqrl.rollout import Rollout
 from zmqrl.spaces import BoxSpec, DiscreteSpec
 
@@ -27,7 +31,7 @@ OBSERVATIONS = BoxSpec("float32", (3,), -math.inf, math.inf)
 
 def policy_of(actions: str = "discrete", **fields: object) -> Policy:
     space = DiscreteSpec(3) if actions == "discrete" else BoxSpec("float32", (2,), -1.0, 1.0)
-    config = PolicyConfig(hidden_sizes=(8,), **fields)  # type: ignore[arg-type]
+    config = PolicyConfig(hidden_sizes=(8,), **fields)
     return make_policy(OBSERVATIONS, space, config, seed=0)
 
 
@@ -62,11 +66,11 @@ def step(trainer: PPOTrainer, rollout: Rollout, **options: object) -> TrainingSt
     advantages, returns = compute_advantages(
         rollout.rewards, evaluation.values, evaluation.next_values, rollout.boundary, 0.99, 0.95
     )
-    return trainer.train_step(rollout, evaluation, advantages, returns, **options)  # type: ignore[arg-type]
+    return trainer.train_step(rollout, evaluation, advantages, returns, **options)
 
 
 def trainer_of(policy: Policy | None = None, **fields: object) -> PPOTrainer:
-    return PPOTrainer(policy or policy_of(), PPOConfig(**fields), seed=0)  # type: ignore[arg-type]
+    return PPOTrainer(policy or policy_of(), PPOConfig(**fields), seed=0)
 
 
 # --- the loss ------------------------------------------------------------------------------------------
@@ -244,7 +248,7 @@ def test_rows_are_spread_evenly_and_each_is_used_once_per_epoch(
     for epoch in range(3):
         parts = seen[epoch * len(sizes) : (epoch + 1) * len(sizes)]
         assert sorted(len(part) for part in parts) == sizes
-        assert sorted(sum(parts, [])) == everything
+        assert sorted(itertools.chain(*parts)) == everything
     if T * B > 3:
         assert seen[0] != seen[len(sizes)]  # another order in each epoch
 
@@ -428,8 +432,10 @@ def test_inputs_that_are_not_finite_change_nothing(field: str, value: float) -> 
     [(0, "policy loss"), (1, "entropy"), (2, "value loss")],
     ids=["log_prob", "entropy", "value"],
 )
-def test_a_minibatch_that_is_not_finite_is_named_and_not_applied(output: int, quantity: str) -> None:
+@pytest.mark.parametrize("at_once", [True, False], ids=["read at once", "read at the end, as on a GPU"])
+def test_a_minibatch_that_is_not_finite_is_named_and_not_applied(output: int, quantity: str, at_once: bool) -> None:
     trainer = trainer_of(batch_size=16, n_epochs=3)
+    trainer._reads_each_minibatch = at_once
     rollout = rollout_of(trainer.policy)
     states: list[dict[str, Tensor]] = []
 
@@ -443,9 +449,10 @@ def test_a_minibatch_that_is_not_finite_is_named_and_not_applied(output: int, qu
     with pytest.raises(TrainingError, match=f"update 1, epoch 2, minibatch 3: the {quantity} is nan"):
         step(trainer, rollout, evaluate_fn=evaluate)
     after = trainer.state()[0]
-    assert len(states) == 7
+    assert len(states) == (7 if at_once else 12)
     assert not torch.equal(states[0]["adam.first_moment"], states[6]["adam.first_moment"])
-    assert all(torch.equal(states[6][name], after[name]) for name in after)
+    kept = after.keys() - {"random.minibatches"}
+    assert all(torch.equal(states[6][name], after[name]) for name in kept)
     assert trainer.counters.updates == 0
 
 
@@ -558,7 +565,8 @@ def test_an_update_loads_neither_compiler_nor_triton() -> None:
 import sys, torch
 from zmqrl.config import PolicyConfig, PPOConfig
 from zmqrl.policies import make_policy
-from zmqrl.ppo import PPOTrainer, evaluate_rollout
+from zmqrl.estimates import evaluate_rollout
+from zmqrl.ppo import PPOTrainer
 from zmqrl.advantages import compute_advantages
 from zmqrl.rollout import Rollout
 from zmqrl.spaces import BoxSpec

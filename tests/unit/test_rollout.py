@@ -68,11 +68,11 @@ def chunk(
 
 
 def buffer(num_steps: int = 8, num_actors: int = 1, num_envs: int = 2, fill: str = "columns") -> RolloutBuffer:
-    return RolloutBuffer(num_steps, num_actors, num_envs, OBSERVATIONS, ACTIONS, fill)  # type: ignore[arg-type]
+    return RolloutBuffer(num_steps, num_actors, num_envs, OBSERVATIONS, ACTIONS, fill)
 
 
 def filled(chunks: list[Experience], **sizes: object) -> Rollout:
-    buffer_ = buffer(**sizes)  # type: ignore[arg-type]
+    buffer_ = buffer(**sizes)
     for one in chunks:
         buffer_.add(one)
     return buffer_.rollout()

@@ -40,7 +40,9 @@ LEARNERS_TO_SAY = frozenset(field.name for field in fields(TransportConfig)) - {
 
 def main(argv: Sequence[str]) -> int:
     """Run `zmqrl actor`; returns the exit code."""
-    options = parse("actor", argv, (EnvConfig, TransportConfig), ActorOptions, omit=LEARNERS_TO_SAY, complete_later=(EnvConfig,))
+    options = parse(
+        "actor", argv, (EnvConfig, TransportConfig), ActorOptions, omit=LEARNERS_TO_SAY, complete_later=(EnvConfig,)
+    )
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     with _Leaving() as leaving:
         join = read_join(options[ActorOptions].join)
@@ -119,5 +121,5 @@ def _summary(stats: ActorStats) -> str:
     lost = ", ".join(f"{steps} {reason}" for reason, steps in stats.steps_lost.items()) or "none"
     return (
         f"actor {stats.agent_id}: {stats.steps_taken:,} env steps, {stats.steps_received:,} received by the learner, "
-        f"lost: {lost}; {stats.episodes:,} episodes; {stats.seconds:.1f} s, of which {stats.seconds_waiting:.1f} s waiting"
+        f"lost: {lost}; {stats.episodes:,} episodes; {stats.seconds:.1f} s, {stats.seconds_waiting:.1f} s of them waiting"
     )

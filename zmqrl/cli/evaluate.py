@@ -56,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
     config = _config(PolicyConfig, {**facts["config"]["PolicyConfig"], "policy": chosen.policy})
     spaces = from_plain(facts["observation_space"]), from_plain(facts["action_space"])
     policy = make_policy(*spaces, config, seed=0)
-    policy.flat.load(tensors["policy"].numpy().tobytes())
+    prefix = "policy."
+    policy.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
     env = _environment(options[EnvConfig], facts["config"]["EnvConfig"], options.typed)
     with make_envs(env, min(MAX_ENVS, chosen.episodes)) as envs:
         result = evaluate_policy(
@@ -87,10 +88,12 @@ def _checkpoint(chosen: EvalOptions) -> Path:
 
 def _environment(typed: EnvConfig, trained: dict[str, Any], names: frozenset[str]) -> EnvConfig:
     """The environment of the training, with what was typed here."""
-    return replace(_config(EnvConfig, trained), **{name: getattr(typed, name) for name in names & trained.keys()}).validate()
+    changed = {name: getattr(typed, name) for name in names & trained.keys()}
+    return replace(_config(EnvConfig, trained), **changed).validate()
 
 
 def _config(kind: type, values: dict[str, Any]) -> Any:
     """A configuration from JSON, where tuples are lists."""
     known = {field.name for field in fields(kind)}
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known}).validate()
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return kind(**{name: value for name, value in plain.items() if name in known}).validate()

@@ -9,8 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,12 @@ from zmqrl.spaces import SpaceSpec, from_plain, to_plain
 from zmqrl.supervisor import seconds_since_started
 from zmqrl.transport import bind_learner
 from zmqrl.transport.bus import LearnerBus
+from zmqrl.transport.endpoints import parse_join
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from zmqrl.ppo import PPOTrainer
-    from zmqrl.progress import LearnerReport
     from zmqrl.runs.recorder import RunRecorder
 
 
@@ -88,7 +87,8 @@ def with_resumed_config(argv: Sequence[str]) -> list[str]:
 
 class _Signals:
     """SIGINT and SIGTERM end the run in order: the update that is computed is finished, a rollout that is still
-    being collected is given up. The second one ends the process at once."""
+    being collected is given up. The second one ends the process at once.
+    """
 
     def __init__(self) -> None:
         self.first = 0
@@ -138,11 +138,15 @@ class _Learner:
         with bind_learner(
             run.bind, self.options[TransportConfig], env=env.env, insecure=run.insecure, **identity
         ) as bus:
-            self.folder.write_join(bus.join_string)
+            join = str(replace(parse_join(bus.join_string), num_envs=self.config.num_envs))
+            self.folder.write_join(join)
             self.folder.write_config(resolved_config(self.options))
             if run.insecure:
-                print(f"warning: {run.bind} is open to everyone who can reach it: nothing is authenticated", file=sys.stderr)
-            print(f"learner at {bus.join_string}, fill = {self.config.fill}", flush=True)
+                print(
+                    f"warning: {run.bind} is open to everyone who can reach it: nothing is authenticated",
+                    file=sys.stderr,
+                )
+            print(f"learner at {join}, fill = {self.config.fill}", flush=True)
             self.signals.bus = bus
             try:
                 return self.train(bus)
@@ -154,7 +158,7 @@ class _Learner:
         from zmqrl.runs.checkpoint import load_checkpoint, newest_checkpoint
 
         try:
-            self.checkpoint = newest_checkpoint(self.folder, lambda text: print(f"warning: {text}", file=sys.stderr))
+            self.checkpoint = newest_checkpoint(self.folder, _warn)
         except CheckpointError:
             if self.options[RunOptions].resume == "auto":
                 return {}
@@ -168,19 +172,20 @@ class _Learner:
         import torch
 
         from zmqrl.learner import learner_loop
+        from zmqrl.progress import LearnerReport
 
         torch.set_num_threads(self.run_config.learner_threads)
         trainer = self.trainer(*self.spaces(bus))
         recorder = self.recorder(bus, trainer)
-        report: LearnerReport | None = None
+        report = LearnerReport()
         try:
-            with ExitStack() as stack:
-                stack.callback(recorder.close)
-                stack.callback(recorder.save)
-                _, report = learner_loop(self.config, trainer, bus, on_update=recorder)
+            learner_loop(self.config, trainer, bus, on_update=recorder, report=report)
         finally:
+            # whichever way it ended: the trainer stands at its last complete update
+            recorder.save()
             recorder.write_report(report)
-        print(self.last_words(report, recorder), flush=True)
+            recorder.close()
+        print(f"{report.stopped_because}; run folder {self.folder.path}", flush=True)
         return self.signals.exit_code
 
     def spaces(self, bus: LearnerBus) -> tuple[SpaceSpec, SpaceSpec]:
@@ -221,8 +226,9 @@ class _Learner:
         if self.resumed is not None:
             tensors, facts = self.resumed
             trainer.load_state(tensors, facts["trainer"])
+            counters = trainer.counters
             print(
-                f"resumed {self.checkpoint} at update {trainer.counters.updates}, {trainer.counters.env_steps:,} env steps; "
+                f"resumed {self.checkpoint} at update {counters.updates}, {counters.env_steps:,} env steps; "
                 "environments and the window of recent episodes begin anew",
                 flush=True,
             )
@@ -240,11 +246,9 @@ class _Learner:
             "config": resolved_config(self.options),
         }
         before = self.resumed[1]["run"] if self.resumed else None
-        return RunRecorder.begin(self.folder, self.run_config, trainer, bus, facts, seconds_since_started, before)
-
-    def last_words(self, report: LearnerReport, recorder: RunRecorder) -> str:
-        """The line a run ends with."""
-        return f"{report.stopped_because}; run folder {self.folder.path}"
+        return RunRecorder.begin(
+            self.folder, self.run_config, self.config, trainer, bus, facts, seconds_since_started, before
+        )
 
 
 def _read_spaces_file(name: str) -> tuple[SpaceSpec, SpaceSpec]:
@@ -252,9 +256,15 @@ def _read_spaces_file(name: str) -> tuple[SpaceSpec, SpaceSpec]:
         data = json.loads(Path(name).read_text())
         return from_plain(data["observation_space"]), from_plain(data["action_space"])
     except OSError as error:
-        raise UsageError(f"--spaces {name}: cannot be read ({error.strerror}); use env, first-actor or a JSON file") from None
+        raise UsageError(
+            f"--spaces {name}: cannot be read ({error.strerror}); use env, first-actor or a JSON file"
+        ) from None
     except (ValueError, KeyError, TypeError, DecodeError) as error:
         raise UsageError(f"--spaces {name}: no description of spaces: {error}") from None
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _utc(seconds: float | None) -> Any:

@@ -103,22 +103,25 @@ def parse(
     extra: type | None = None,
     *,
     positional: str = "",
+    defaults: Mapping[str, Any] = types.MappingProxyType({}),
     omit: Collection[str] = (),
     complete_later: Collection[type] = (),
 ) -> Options:
     """Build one instance of each of `classes` (and of `extra`, the verb's own options) from the command line.
 
     positional: the field of `extra` that takes arguments without a dash: a str takes one, a tuple any number.
+    defaults: the verb's own, in place of a class's.
     omit: fields that would do nothing for this verb; they are no flags of it.
     complete_later: classes whose values the verb completes, and validates itself.
+    A verb that takes AsyncActorLearnerConfig makes a run: it has --dry-run, and sees to `Options.dry_run` itself.
     Prints help and raises SystemExit(0) for --help. Raises UsageError (ConfigError) with one sentence.
     """
-    reader = _Reader(verb, classes, extra, positional, frozenset(omit))
+    reader = _Reader(verb, classes, extra, positional, defaults, frozenset(omit))
     typed, file_name, dry_run = reader.read_flags(argv)
     from_file, flat = reader.read_file(file_name) if file_name else ({}, frozenset[str]())
     env = typed.get("env", from_file.get("env", ""))
     preset = preset_for(env, reader.configured)
-    values = {**preset, **from_file, **typed}
+    values = {**defaults, **preset, **from_file, **typed}
     for name in typed.keys() & from_file.keys():
         if isinstance(typed[name], dict):
             values[name] = {**from_file[name], **typed[name]}
@@ -162,17 +165,25 @@ class _Reader:
     """The fields of one verb, and what reads them from texts and files."""
 
     def __init__(
-        self, verb: str, classes: Sequence[type], extra: type | None, positional: str, omit: frozenset[str]
+        self,
+        verb: str,
+        classes: Sequence[type],
+        extra: type | None,
+        positional: str,
+        defaults: Mapping[str, Any],
+        omit: frozenset[str],
     ) -> None:
         self.verb = verb
         self.extra = extra
         self.positional = positional
+        self.defaults = defaults
         everything = [*classes, *([extra] if extra else [])]
         self.groups = {kind: [name for name in _names(kind) if name not in omit] for kind in everything}
         self.kinds = {name: hint for kind in everything for name, hint in get_type_hints(kind).items()}
         self.configured = frozenset(name for kind in classes for name in self.groups[kind])
         self.known = [name for names in self.groups.values() for name in names if name != positional]
         self.has_file = bool(classes)
+        self.makes_run = AsyncActorLearnerConfig in classes
 
     def read_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
         """(values by field, FILE of --config or '', --dry-run)."""
@@ -188,7 +199,7 @@ class _Reader:
                 self._positional(values, word)
                 continue
             flag, equals, text = word.partition("=")
-            if flag == "--dry-run" and self.has_file and not equals:
+            if flag == "--dry-run" and self.makes_run and not equals:
                 dry_run = True
             elif flag == "--config" and self.has_file:
                 file_name = text if equals else _next(flag, rest)
@@ -227,7 +238,7 @@ class _Reader:
 
     def _unknown_flag(self, flag: str) -> str:
         offered = [spelling for name in self.known for spelling in _spellings(name, self.kinds[name])]
-        offered += ["--config", "--dry-run"] if self.has_file else []
+        offered += [*(["--config"] if self.has_file else []), *(["--dry-run"] if self.makes_run else [])]
         if self._useless_here(flag[2:].replace("-", "_")):
             return f"{flag} does nothing for zmqrl {self.verb}; leave it out"
         hint = _nearest(flag.replace("_", "-"), offered)
@@ -277,14 +288,15 @@ class _Reader:
             lines += [
                 "  --config FILE",
                 "      JSON with names of fields, or a run's own config.json; flags override it.",
-                "  --dry-run",
-                "      Print the resolved configuration as JSON and end.",
-                "",
             ]
+        if self.makes_run:
+            lines += ["  --dry-run", "      Print the resolved configuration as JSON and end."]
+        if self.has_file:
+            lines.append("")
         for kind, names in self.groups.items():
             lines.append(f"{_first_line(kind)}")
             documentation = field_documentation(kind)
-            defaults = _defaults(kind)
+            defaults = {**_defaults(kind), **self.defaults}
             for name in names:
                 if name == self.positional:
                     lines.append(f"  {name.upper()}")
@@ -293,8 +305,9 @@ class _Reader:
                     lines.append(f"  {_usage(name, self.kinds[name])}{default}")
                 lines += textwrap.wrap(documentation[name], width, initial_indent=" " * 6, subsequent_indent=" " * 6)
             lines.append("")
-        if self.has_file:
-            lines.append(f"In brackets: the default. Presets change some of them for: {', '.join(PRESETS)}.")
+        if self.makes_run:
+            note = f"In brackets: the default. Presets change some of them for {', '.join(PRESETS)}."
+            lines += textwrap.wrap(note, width)
         return "\n".join(lines).rstrip()
 
 

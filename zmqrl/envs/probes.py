@@ -130,17 +130,20 @@ class Count(_Probe):
 
 
 class Identity(_Probe):
-    """One-step episodes: reward 1 if the action is the number that was shown, else 0. Best mean return: 1."""
+    """One-step episodes: reward 1 if the action is the number shown, one-hot, else 0. Best mean return: 1."""
 
     def __init__(self, n: int = 4) -> None:
         super().__init__()
-        self.observation_space = spaces.Discrete(n)
+        self.observation_space = spaces.Box(0.0, 1.0, (n,), np.float32)
         self.action_space = spaces.Discrete(n)
+        self.n = n
         self._shown = 0
 
-    def _observation(self) -> int:
-        self._shown = int(self.np_random.integers(self.action_space.n))
-        return self._shown
+    def _observation(self) -> np.ndarray:
+        self._shown = int(self.np_random.integers(self.n))
+        observation = np.zeros(self.n, np.float32)
+        observation[self._shown] = 1.0
+        return observation
 
     def step(self, action: Any) -> Step:
         """Compare, and end."""
@@ -162,7 +165,9 @@ class LastRow(_Probe):
         self.observation_space = spaces.Box(0.0, 1.0, (num_steps,), np.float32)
 
     def _observation(self) -> np.ndarray:
-        return np.eye(self.num_steps, dtype=np.float32)[self.step_number % self.num_steps]
+        observation = np.zeros(self.num_steps, np.float32)
+        observation[self.step_number % self.num_steps] = 1.0
+        return observation
 
     def step(self, action: Any) -> Step:
         """One step; the action is ignored."""

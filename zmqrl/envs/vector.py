@@ -218,10 +218,15 @@ class VectorEnvironment:
 
     def _batch(self, observations: Tree) -> list[np.ndarray]:
         """The leaves, each [N, ...] in the dtype of its space."""
-        leaves = leaves_of(self.observation_space, observations)
-        for number, (field, leaf) in enumerate(zip(self._fields, leaves, strict=True)):
-            if not (type(leaf) is np.ndarray and leaf.dtype == field.dtype and leaf.shape[1:] == field.shape):
-                leaves[number] = cast(leaf, (self.num_envs, *field.shape), field.dtype, f"a batch of {field.name}")
+        try:
+            leaves = leaves_of(self.observation_space, observations)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            text = f"a batch of observations does not have the form of its space: {type(error).__name__} {error}"
+            raise EnvironmentFault(text) from None
+        for number, field in enumerate(self._fields):
+            leaf, shape = leaves[number], (self.num_envs, *field.shape)
+            if type(leaf) is not np.ndarray or leaf.dtype != field.dtype or leaf.shape != shape:
+                leaves[number] = cast(leaf, shape, field.dtype, f"a batch of {field.name}")
         return leaves
 
     def _column(self, values: Any, dtype: type[np.generic], name: str) -> np.ndarray:

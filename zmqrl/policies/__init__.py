@@ -17,10 +17,8 @@ from zmqrl.spaces import SpaceSpec
 
 __all__ = ["ActorCriticPolicy", "FlatParameters", "Policy", "load_policy_class", "make_policy"]
 
-ABSTRACT_METHODS = ("act", "evaluate_actions", "value")
-"""Those that `Policy` cannot give to a class of one's own."""
-
-REQUIRED_METHODS = (*ABSTRACT_METHODS, "sampled_action_space", "environment_actions", "update_statistics")
+OWN_METHODS = ("act", "evaluate_actions", "value")
+"""What a class of one's own must have; the rest of `Policy` is added where it has none of its own."""
 
 
 def make_policy(observation_space: SpaceSpec, action_space: SpaceSpec, config: PolicyConfig, *, seed: int) -> Policy:
@@ -34,16 +32,16 @@ def make_policy(observation_space: SpaceSpec, action_space: SpaceSpec, config: P
         policy: Policy
         if config.policy:
             policy = load_policy_class(config.policy)(observation_space, action_space, config)
-            policy.observation_space, policy.action_space = observation_space, action_space
         else:  # with a generator of its own, which no other thread of the program can draw from
             generator = torch.Generator().manual_seed(seed)
             policy = ActorCriticPolicy(observation_space, action_space, config, generator)
+    policy.observation_space, policy.action_space, policy.config = observation_space, action_space, config
     policy.flat = FlatParameters(policy)
     return policy
 
 
 def load_policy_class(path: str) -> Callable[[SpaceSpec, SpaceSpec, PolicyConfig], Policy]:
-    """The class named by `package.module:Class`: an nn.Module with the methods of `Policy`. Else a UsageError."""
+    """The class named by `package.module:Class`: a Policy, or any nn.Module with OWN_METHODS. Else a UsageError."""
     module_name, _, class_name = path.partition(":")
     if not module_name or not class_name:
         raise UsageError(f"policy {path!r}: name it as package.module:Class")
@@ -58,11 +56,11 @@ def load_policy_class(path: str) -> Callable[[SpaceSpec, SpaceSpec, PolicyConfig
         raise UsageError(f"policy {path!r}: module {module_name} has no {class_name}")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise UsageError(f"policy {path!r}: {class_name} is not a subclass of torch.nn.Module")
-    missing = [name for name in REQUIRED_METHODS if not callable(getattr(found, name, None))]
-    missing += [name for name in ABSTRACT_METHODS if getattr(found, name, None) is getattr(Policy, name)]
+    missing = [name for name in OWN_METHODS if getattr(found, name, None) in (None, getattr(Policy, name))]
     if missing:
         raise UsageError(
-            f"policy {path!r}: {class_name} lacks {', '.join(missing)}; derive it from zmqrl.policies.Policy, "
-            "which has all but act, evaluate_actions and value"
+            f"policy {path!r}: {class_name} lacks {', '.join(missing)}; zmqrl.policies.Policy says what they return"
         )
+    if not issubclass(found, Policy):
+        found = type(found.__name__, (found, Policy), {})
     return cast(Callable[[SpaceSpec, SpaceSpec, PolicyConfig], Policy], found)

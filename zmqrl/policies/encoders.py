@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def make_mlp(
     """
     sizes = [inputs, *hidden_sizes, outputs]
     layers: list[nn.Module] = []
-    for index, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for index, (before, after) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
         linear = nn.Linear(before, after)
         nn.init.orthogonal_(linear.weight, gain if last else HIDDEN_GAIN, generator=generator)

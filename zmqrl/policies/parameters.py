@@ -109,7 +109,7 @@ class FlatParameters:
 
     def sha256(self) -> str:
         """Hexadecimal digest of all bytes."""
-        return hashlib.sha256(self._bytes.cpu().numpy()).hexdigest()
+        return hashlib.sha256(self._bytes.cpu().numpy().data).hexdigest()
 
     def to(self, device: str | torch.device) -> None:
         """Move everything to a device and bind the module to it there. Gradients start from zero."""

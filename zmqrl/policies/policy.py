@@ -5,6 +5,9 @@ Legend: N environments of an actor, R rows of a minibatch or rollout. Observatio
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -24,16 +27,17 @@ class Policy(nn.Module):
 
     It is constructed as `Class(observation_space, action_space, config)`, with the spaces of one environment.
     `act` runs on the CPU of the actors, the rest on the learner's device. Parameters are float32; running
-    statistics are buffers, written in place.
+    statistics are buffers, written in place. What follows is set by `make_policy`.
     """
 
+    observation_space: SpaceSpec
+    """Of one environment."""
+    action_space: SpaceSpec
+    """Of one environment."""
+    config: PolicyConfig
+    """What it was built from."""
     flat: FlatParameters
-    """Set by `make_policy`: all parameters and buffers as one run of bytes."""
-
-    def __init__(self, observation_space: SpaceSpec, action_space: SpaceSpec) -> None:
-        super().__init__()
-        self.observation_space = observation_space
-        self.action_space = action_space
+    """All parameters and buffers as one run of bytes."""
 
     def act(self, observations: Tree, generator: torch.Generator, deterministic: bool = False) -> tuple[Tree, Tensor]:
         """(actions [N, ...] as sampled, log_probs [N]) for observations [N, ...]; all randomness is the generator's.
@@ -58,6 +62,12 @@ class Policy(nn.Module):
         """Sampled actions (tensors) as arrays that the environment takes: bounds, start and dtype of its space."""
         return environment_actions(self.action_space, actions)
 
+    def described(self) -> dict[str, Any]:
+        """Its configuration as plain data for the wire, without the name of a class: each host names its own."""
+        fields = asdict(self.config)
+        del fields["policy"]
+        return {**fields, "hidden_sizes": list(self.config.hidden_sizes)}
+
     def update_statistics(self, observations: Tree) -> None:
         """Take the valid observations [R, ...] of an update into running statistics; does nothing by default.
 
@@ -76,7 +86,7 @@ class ActorCriticPolicy(Policy):
         generator: torch.Generator | None = None,
     ) -> None:
         """generator: of the initial weights; torch's default one without it."""
-        super().__init__(observation_space, action_space)
+        super().__init__()
         generator = generator or torch.default_generator
         self.encoder = FlattenEncoder(observation_space)
         self.distribution = make_distribution(action_space, config.log_std_init)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from zmqrl.config import RunConfig
+from zmqrl.config import AsyncActorLearnerConfig, RunConfig
 from zmqrl.messages import SaveCheckpoint
 from zmqrl.ppo import PPOTrainer
-from zmqrl.progress import RECENT_EPISODES, UpdateRecord
+from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord
 from zmqrl.runs.checkpoint import prune, save_checkpoint
 from zmqrl.runs.folder import RunFolder
 from zmqrl.runs.metrics import metrics_of
+from zmqrl.runs.report import summarize_lag, write_report
 from zmqrl.runs.writers import ConsoleLine, MetricsFile, TensorBoardWriter
-from zmqrl.transport.bus import LearnerBus
+from zmqrl.transport.bus import LearnerBus, SlotAccount
 
 
 @dataclass
@@ -27,6 +30,7 @@ class RunRecorder:
 
     folder: RunFolder
     config: RunConfig
+    algorithm: AsyncActorLearnerConfig
     trainer: PPOTrainer
     bus: LearnerBus
     facts: dict[str, Any]
@@ -45,6 +49,7 @@ class RunRecorder:
         cls,
         folder: RunFolder,
         config: RunConfig,
+        algorithm: AsyncActorLearnerConfig,
         trainer: PPOTrainer,
         bus: LearnerBus,
         facts: dict[str, Any],
@@ -56,6 +61,7 @@ class RunRecorder:
         recorder = cls(
             folder,
             config,
+            algorithm,
             trainer,
             bus,
             facts,
@@ -110,7 +116,7 @@ class RunRecorder:
             self._save(self.folder.best_checkpoint)
         prune(self.folder, self.config.keep_checkpoints)
 
-    def _save(self, path: Any) -> None:
+    def _save(self, path: Path) -> None:
         tensors, facts = self.trainer.state()
         mean = self.last.mean_episode_return if self.last else None
         run = {"mean_episode_return": mean, "best_return": self.best_return, "reached": self.reached}
@@ -119,14 +125,8 @@ class RunRecorder:
     def write_report(self, report: LearnerReport) -> None:
         """report.json, whichever way the loop ended."""
         counters, accounts = self.trainer.counters, self.bus.accounts()
-        seconds = self.clock()
-        trained = self.last.wall_seconds if self.last else 0.0
-        lag = summarize_lag(report.policy_lag)
-        total = Counter[str]()
-        for account in accounts.values():
-            total.update(received=account.received, consumed=account.consumed, queued=account.queued)
-            total.update(rolled_back=account.rolled_back, duplicates=account.duplicates, malformed=account.malformed)
-            total.update({f"refused.{reason}": steps for reason, steps in account.refused.items()})
+        trained_seconds = self.last.wall_seconds if self.last else 0.0
+        trained_steps = sum(report.policy_lag.values())
         write_report(
             self.folder,
             {
@@ -136,17 +136,26 @@ class RunRecorder:
                 "broadcasts_sent": counters.broadcasts,
                 "last_policy_version": counters.version,
                 "mean_episode_return": report.mean_recent_episode_reward(RECENT_EPISODES),
-                "wall_seconds": seconds,
-                "env_steps_per_second": report.env_steps_consumed / trained if trained else None,
+                "wall_seconds": self.clock(),
+                "env_steps_per_second": trained_steps / trained_seconds if trained_seconds else None,
                 "reached": self.reached,
                 "stopped_because": report.stopped_because,
                 "parameters_sha256": self.trainer.parameters_sha256(),
-                "transport": {"sum": total, "actors": {str(slot): asdict(one) for slot, one in accounts.items()}},
-                "policy_lag": {"versions": lag, "steps": self._in_steps(lag)},
+                "transport": {
+                    "sum": _total(accounts.values()),
+                    "actors": {str(s): asdict(accounts[s]) for s in accounts},
+                },
+                "policy_lag": self._lag(report),
                 "learner": report.seconds,
                 "actors": [asdict(stats) for stats in self.bus.actor_stats()],
             },
         )
+
+    def _lag(self, report: LearnerReport) -> dict[str, dict[str, float | int | None]]:
+        """In versions, and in env steps consumed meanwhile: one version is the rows of its updates."""
+        rows = self.algorithm.rows_per_update * self.algorithm.broadcast_every
+        steps = {lag * rows: count for lag, count in report.policy_lag.items()}
+        return {"versions": summarize_lag(report.policy_lag), "steps": summarize_lag(steps)}
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -154,3 +163,14 @@ class RunRecorder:
         self.metrics.close()
         if self.tensorboard is not None:
             self.tensorboard.close()
+
+
+def _total(accounts: Iterable[SlotAccount]) -> dict[str, Any]:
+    """The account of all slots together."""
+    total: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for account in accounts:
+        figures = asdict(account)
+        refused.update(figures.pop("refused"))
+        total.update(figures)
+    return {**total, "refused": dict(refused)}

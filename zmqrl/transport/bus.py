@@ -16,7 +16,18 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from zmqrl.config import TransportConfig
-from zmqrl.messages import ActorStats, Command, ControlMessage, Credit, Experience, Hello, PolicyBroadcast, Shutdown, Terms, Welcome
+from zmqrl.messages import (
+    ActorStats,
+    Command,
+    ControlMessage,
+    Credit,
+    Experience,
+    Hello,
+    PolicyBroadcast,
+    Shutdown,
+    Terms,
+    Welcome,
+)
 from zmqrl.spaces import SpaceSpec
 
 
@@ -73,7 +84,8 @@ class ActorBus(Protocol):
 
     def send(self, experience: Experience) -> None:
         """Hand over a full chunk; the bus owns its arrays from here on. Never blocks: the throttle bounds what is
-        under way, and the bus keeps each chunk until it is consumed. Raises NoLearner once the learner is lost."""
+        under way, and the bus keeps each chunk until it is consumed. Raises NoLearner once the learner is lost.
+        """
 
     def take_policy(self) -> PolicyBroadcast | None:
         """The newest policy, if it is newer than the one taken before."""
@@ -162,14 +174,16 @@ class LearnerBus(Protocol):
 
     def chunk_steps(self, num_steps: int, num_envs: int, observation_space: SpaceSpec, action_space: SpaceSpec) -> int:
         """T for these shapes: `transport.chunk_steps`, or what keeps a message below `transport.max_chunk_bytes`.
-        ConfigError if the one asked for does not divide `num_steps`."""
+        ConfigError if the one asked for does not divide `num_steps`.
+        """
 
     def open(self, terms: Terms) -> None:
         """Admit actors on these terms from now on; those who said Hello before are answered now."""
 
     def receive(self, slots: Collection[int] | None, timeout: float) -> Experience | None:
         """The next chunk of any of these slots (None: of any), each actor's in order and actors in turn;
-        None after `timeout` seconds. What it hands out is queued no more, and not consumed yet."""
+        None after `timeout` seconds. What it hands out is queued no more, and not consumed yet.
+        """
 
     def mark_consumed(self) -> None:
         """All that was handed out has been used by an update."""

@@ -14,10 +14,18 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from zmqrl.codec import ExperienceLayout, Message, chunk_length, decode_experience_body, decode_experience_header, sampled
+from zmqrl.codec import (
+    ExperienceLayout,
+    Message,
+    chunk_length,
+    decode_experience_body,
+    decode_experience_header,
+    sampled,
+)
 from zmqrl.config import TransportConfig
 from zmqrl.errors import ConfigError, DecodeError
 from zmqrl.messages import (
@@ -43,6 +51,7 @@ from zmqrl.messages import (
 )
 from zmqrl.spaces import SpaceSpec
 from zmqrl.transport.bus import ActorActivity, SlotAccount, SlotStatus
+from zmqrl.transport.quietlog import QuietLog
 from zmqrl.transport.roster import MAX_SLOTS, Roster, Slot, refusal, refusal_of_protocol
 from zmqrl.transport.sequence import ReceiveWindow
 
@@ -53,12 +62,6 @@ Sender = Any
 
 MAX_COMMANDS = 64
 """Admin commands that wait for the loop, which looks between two chunks; a person types fewer."""
-
-LOG_INTERVAL = 60.0
-"""Seconds between two log lines about the same kind of bad message of the same sender."""
-
-MAX_LOG_KINDS = 1024
-"""Kinds that are remembered; a sender can invent names without end."""
 
 RESEND_INTERVAL = 0.25
 """Seconds before the same hole is asked for again: well above a round trip, well below `hole_timeout`."""
@@ -123,24 +126,6 @@ class _Line:
         return waiting + self.unconsumed + sum(placed.env_steps for placed in held if placed.experience)
 
 
-class _QuietLog:
-    """Says the first of each kind at once, and then at most one line a minute with a count."""
-
-    def __init__(self) -> None:
-        self._lines: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def say(self, sender: str, reason: str, text: str, now: float) -> None:
-        said_at, silent = self._lines.get((sender, reason), (-LOG_INTERVAL, 0))
-        if now - said_at < LOG_INTERVAL:
-            self._lines[sender, reason] = said_at, silent + 1
-            return
-        if len(self._lines) >= MAX_LOG_KINDS:
-            self._lines.clear()
-        self._lines[sender, reason] = now, 0
-        more = f" ({silent} more since the last such line)" if silent else ""
-        log.warning("refused from %s: %s: %s%s", sender, reason, text, more)
-
-
 class Intake(ABC):
     """Base of the learner's buses; `zmqrl.transport.bus.LearnerBus` documents what the loop calls."""
 
@@ -156,7 +141,7 @@ class Intake(ABC):
         self._lines: dict[int, _Line] = {}
         self._ready: dict[int, None] = {}  # slots with something queued, in the order of their turns
         self._first_hello: Hello | None = None
-        self._early: dict[int, tuple[Hello, Sender]] = {}
+        self._early: dict[int, tuple[Hello, Sender, ActorActivity | None]] = {}
         self._policy: PolicyBroadcast | None = None
         self._credit_version = -1
         self._progress = (0, 0)
@@ -165,7 +150,7 @@ class Intake(ABC):
         self._requests: dict[int, tuple[Sender, int] | None] = {}
         self._next_request = 0
         self._rejected: Counter[str] = Counter()
-        self._quiet = _QuietLog()
+        self._quiet = QuietLog(log)
 
     # --- to be given by each transport -------------------------------------------------------------------
 
@@ -213,8 +198,8 @@ class Intake(ABC):
             self._terms, self._layout, self._policy, self._credit_version = terms, layout, None, -1
             self._roster = Roster(terms.num_actors, terms.fill, terms.seed, terms.lease)
             early, self._early = list(self._early.values()), {}
-        for hello, sender in early:
-            self.hear_hello(hello, sender, time.monotonic())
+        for hello, sender, activity in early:
+            self.hear_hello(hello, sender, time.monotonic(), activity)
 
     def _roll_back(self) -> None:
         self._ready.clear()
@@ -286,7 +271,9 @@ class Intake(ABC):
         """All slots that were ever taken, by number."""
         now = time.monotonic()
         with self._changed:
-            return [self._status(slot, self._lines[slot.number], now) for slot in self._roster if slot.number in self._lines]
+            return [
+                self._status(slot, self._lines[slot.number], now) for slot in self._roster if slot.number in self._lines
+            ]
 
     def _status(self, slot: Slot, line: _Line, now: float) -> SlotStatus:
         session = line.session
@@ -357,19 +344,19 @@ class Intake(ABC):
         with self._changed:
             self._finishing = Shutdown(reason)
             early, self._early = list(self._early.values()), {}
-        for _, sender in early:
+        for _, sender, _ in early:
             self.deliver(sender, self._finished())
         self._tell_shutdown()
         with self._changed:
-            living = len(self._roster.living)
-            while living:
-                # each goodbye shows that the others are on their way too, so the time begins anew
-                self._changed.wait_for(lambda: len(self._roster.living) < living, self.transport.shutdown_timeout)
-                if len(self._roster.living) == living:
-                    slots = ", ".join(str(slot.number) for slot in self._roster.living)
+            # each goodbye shows that the others are on their way too, so the time begins anew
+            while living := self._roster.living:
+                if not self._changed.wait_for(partial(self._fewer_than, len(living)), self.transport.shutdown_timeout):
+                    slots = ", ".join(str(slot.number) for slot in living)
                     log.warning("no goodbye from slots %s within %g s", slots, self.transport.shutdown_timeout)
                     return
-                living = len(self._roster.living)
+
+    def _fewer_than(self, count: int) -> bool:
+        return len(self._roster.living) < count
 
     def _tell_shutdown(self) -> None:
         with self._changed:
@@ -405,7 +392,7 @@ class Intake(ABC):
                 self._changed.notify_all()
             reply = self._judge(hello, sender, now, activity)
         if isinstance(reply, Refuse):
-            self._quiet.say(f"host {hello.host!r} (pid {hello.pid})", reply.code, reply.text, now)
+            self._quiet.refused(f"host {hello.host!r} (pid {hello.pid})", reply.code, reply.text, now)
         if reply is not None:
             self.deliver(sender, reply)
 
@@ -419,7 +406,7 @@ class Intake(ABC):
         terms = self._terms
         if terms is None:
             if len(self._early) < MAX_SLOTS:
-                self._early[hello.incarnation] = hello, sender
+                self._early[hello.incarnation] = hello, sender, activity
             return None
         if hello.role != "actor":
             return Welcome(-1, 0, self.experience_port, self.policy_port, terms)
@@ -492,7 +479,7 @@ class Intake(ABC):
                 answers.append((session.sender, Rejected(refused.reason, str(refused), header.seq)))
                 answers.append((session.sender, self._credit(session)))
         if refused is not None:
-            self._quiet.say(f"slot {header.slot}", refused.reason, str(refused), now)
+            self._quiet.refused(f"slot {header.slot}", refused.reason, str(refused), now)
         self._deliver_all(answers)
 
     def _lead_chunks(self) -> int:
@@ -588,7 +575,13 @@ class Intake(ABC):
         answers: list[tuple[Sender, Message]] = []
         with self._changed:
             for slot in self._roster.expire(now):
-                log.warning("slot %d (%s, pid %d): silent for %g s, so it is free now", slot.number, slot.host, slot.pid, self._roster.lease)
+                log.warning(
+                    "slot %d (%s, pid %d): silent for %g s, so it is free now",
+                    slot.number,
+                    slot.host,
+                    slot.pid,
+                    self._roster.lease,
+                )
                 self._changed.notify_all()
             for line in self._lines.values():
                 session = line.session
@@ -597,7 +590,9 @@ class Intake(ABC):
                 cuts, ready = session.window.give_up(now)
                 if cuts:
                     line.account.cuts += cuts
-                    log.warning("slot %d: %d chunks did not arrive; the trajectory is cut there", session.slot.number, cuts)
+                    log.warning(
+                        "slot %d: %d chunks did not arrive; the trajectory is cut there", session.slot.number, cuts
+                    )
                     self._queue(line, session, ready)
                     answers.append((session.sender, self._credit(session)))
                 answers += self._resends(session, now)
@@ -606,7 +601,7 @@ class Intake(ABC):
     def _refuse_unknown(self, error: DecodeError, now: float) -> None:
         with self._changed:
             self._rejected[error.reason] += 1
-        self._quiet.say("an unknown sender", error.reason, str(error), now)
+        self._quiet.refused("an unknown sender", error.reason, str(error), now)
 
     def refuse_message(self, error: DecodeError, sender: Sender, now: float) -> None:
         """A control message that is none: counted for the actor that sent it, if it is one, which is told."""
@@ -618,7 +613,7 @@ class Intake(ABC):
         if line is None:
             self._refuse_unknown(error, now)
         else:
-            self._quiet.say("an actor", error.reason, str(error), now)
+            self._quiet.refused("an actor", error.reason, str(error), now)
             self.deliver(sender, Rejected(error.reason, str(error)))
 
     def _deliver_all(self, messages: Iterable[tuple[Sender, Message]]) -> None:

@@ -75,7 +75,7 @@ class Roster:
         self._capacity = num_actors if fill == "columns" else MAX_SLOTS
         self._fill = fill
         self._run_seed = run_seed
-        self._lease = lease
+        self.lease = lease
         self._slots: list[Slot] = []
 
     def __iter__(self) -> Iterator[Slot]:
@@ -116,8 +116,10 @@ class Roster:
         remedy = "use fill = quota to let more actors join, or wait until one leaves"
         if self._fill == "quota":
             remedy = "wait until one leaves"
-        count = "the only slot is taken by a living actor" if self._capacity == 1 else (
-            f"all {self._capacity} slots are taken by living actors"
+        count = (
+            "the only slot is taken by a living actor"
+            if self._capacity == 1
+            else (f"all {self._capacity} slots are taken by living actors")
         )
         return f"{count} (fill = {self._fill}); {remedy}"
 
@@ -137,7 +139,7 @@ class Roster:
 
     def expire(self, now: float) -> list[Slot]:
         """Free the slots of those that were silent for a lease, and return them."""
-        expired = [slot for slot in self._slots if slot.alive and now - slot.last_heard > self._lease]
+        expired = [slot for slot in self._slots if slot.alive and now - slot.last_heard > self.lease]
         for slot in expired:
             slot.alive = False
         return expired

@@ -19,7 +19,7 @@ from zmqrl.transport.endpoints import Address
 BACKLOG = 4096
 """A job array starts at once; the usual 100 would make many of them wait for a retry."""
 
-LINK_OPTIONS = {
+LINK_OPTIONS: dict[int, int] = {
     # Close at once: whatever matters is acknowledged by messages of ours, and an infinite linger blocks the end.
     zmq.LINGER: 0,
     # PING and PONG by libzmq's own thread. Its timer is reset by whole frames only, so the timeout exceeds
@@ -43,7 +43,7 @@ POLICY_MESSAGE_BYTES = 4 << 20
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: dict[int, int]) -> zmq.Socket[bytes]:
     """A socket with the options of all links and these."""
     opened = context.socket(kind)
-    for option, value in {**LINK_OPTIONS, **options}.items():
+    for option, value in (LINK_OPTIONS | options).items():
         opened.setsockopt(option, value)
     return opened
 
@@ -146,7 +146,7 @@ def _why_no_file(address: Address, role: str, error: OSError) -> str:
         answered = probe.connect_ex(address.path) == 0
     if answered:
         return f"address in use: {address}: another learner listens there ({role}); choose another name"
-    return f"address in use: {address}: a learner that died left this socket file behind; remove it, or choose another name"
+    return f"address in use: {address}: a learner that died left this socket file; remove it, or choose another name"
 
 
 # --- waking and leaving ----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Wakeup:
     """Wakes a thread that waits in poll: one byte in a pipe, however often it is rung."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._reader, self._writer = os.pipe()
         self._rung = False
         self._lock = threading.Lock()
 
@@ -189,7 +189,8 @@ class Wakeup:
 
 class SharedContext:
     """A ZeroMQ context that ends with the last bus that uses it: over inproc both sides must share one, and
-    terminating it waits for the sockets of all."""
+    terminating it waits for the sockets of all.
+    """
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -213,7 +214,8 @@ class SharedContext:
 
 def read_frames(source: zmq.Socket[bytes], most: int) -> list[zmq.Frame] | None:
     """The next message without waiting, or None. Of one with more than `most` frames only that many and one more
-    are kept, and the rest is drained: MAXMSGSIZE bounds each frame, not their number."""
+    are kept, and the rest is drained: MAXMSGSIZE bounds each frame, not their number.
+    """
     frames: list[zmq.Frame] = []
     try:
         more = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_actions_start_almost_uniform() -> None:
 
 def test_every_field_of_the_configuration_acts() -> None:
     def make(**fields: object) -> ActorCriticPolicy:
-        policy = make_policy(OBSERVATIONS, BOX, PolicyConfig(**fields), seed=0)  # type: ignore[arg-type]
+        policy = make_policy(OBSERVATIONS, BOX, PolicyConfig(**fields), seed=0)
         assert isinstance(policy, ActorCriticPolicy)
         return policy
 
@@ -88,6 +89,14 @@ def test_statistics_count_rows_and_travel_with_the_weights() -> None:
     assert plain.flat.dump() == before
 
 
+def test_a_description_rebuilds_the_same_network() -> None:
+    config = PolicyConfig(hidden_sizes=(5, 6), activation="relu", normalize_observations=True)
+    policy = make_policy(OBSERVATIONS, BOX, config, seed=0)
+    described = json.loads(json.dumps(policy.described()))
+    assert "policy" not in described  # the name of a class never travels
+    assert PolicyConfig(**{**described, "hidden_sizes": tuple(described["hidden_sizes"])}) == config
+
+
 def test_actor_and_critic_share_nothing() -> None:
     policy = make_policy(OBSERVATIONS, DiscreteSpec(2), PolicyConfig(), seed=0)
     _ = policy.flat.gradients
@@ -111,11 +120,12 @@ from zmqrl.policies import Policy
 
 class Linear(Policy):
     def __init__(self, observation_space, action_space, config):
-        super().__init__(observation_space, action_space)
+        super().__init__()
+        self.actions = action_space.n
         self.scores = torch.nn.Linear(4, action_space.n + 1)
 
     def act(self, observations, generator, deterministic=False):
-        actions = torch.randint(0, self.action_space.n, (len(observations),), generator=generator)
+        actions = torch.randint(0, self.actions, (len(observations),), generator=generator)
         return actions, self.evaluate_actions(observations, actions)[0]
 
     def evaluate_actions(self, observations, actions):
@@ -128,6 +138,14 @@ class Linear(Policy):
 
 class Unfinished(Policy):
     def act(self, observations, generator, deterministic=False): ...
+
+class Plain(torch.nn.Module):
+    act, evaluate_actions, value = Linear.act, Linear.evaluate_actions, Linear.value
+
+    def __init__(self, observation_space, action_space, config):
+        super().__init__()
+        self.actions = action_space.n
+        self.scores = torch.nn.Linear(4, action_space.n + 1)
 
 class Foreign(torch.nn.Module):
     def value(self, observations): ...
@@ -144,8 +162,9 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_policies"
 
 
-def test_a_class_of_ones_own(own_module: str) -> None:
-    config = PolicyConfig(policy=f"{own_module}:Linear")
+@pytest.mark.parametrize("name", ["Linear", "Plain"])
+def test_a_class_of_ones_own(own_module: str, name: str) -> None:
+    config = PolicyConfig(policy=f"{own_module}:{name}")
     policy, twin = (make_policy(OBSERVATIONS, DiscreteSpec(3, 5), config, seed=3) for _ in range(2))
     assert policy.flat.sha256() == twin.flat.sha256()
     assert {entry.name for entry in policy.flat.manifest()} == {"scores.weight", "scores.bias"}
@@ -164,7 +183,7 @@ def test_a_class_of_ones_own(own_module: str) -> None:
         ("own_policies:Missing", "has no Missing"),
         ("own_policies:NoModule", "not a subclass of torch.nn.Module"),
         ("own_policies:Unfinished", "lacks evaluate_actions, value;"),
-        ("own_policies:Foreign", "lacks act, evaluate_actions, sampled_action_space, environment_actions"),
+        ("own_policies:Foreign", "lacks act, evaluate_actions;"),
     ],
 )
 def test_impossible_classes_are_named(own_module: str, path: str, text: str) -> None:
@@ -173,7 +192,7 @@ def test_impossible_classes_are_named(own_module: str, path: str, text: str) -> 
 
 
 def test_the_base_class_says_what_is_missing() -> None:
-    policy = Policy(OBSERVATIONS, BOX)
+    policy = Policy()
     with pytest.raises(NotImplementedError, match="Policy has no method value"):
         policy.value(rows(1))
     policy.update_statistics(rows(1))
