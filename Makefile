@@ -4,6 +4,7 @@
 PYTHON ?= python3
 RUN := .venv/bin/python -m
 INSTALLED := .venv/.installed
+ANOTHER = Name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12
 SOURCES := zmqrl tests examples benchmarks launch
 
 # Only .venv counts, whatever environment is active here.
@@ -19,9 +20,11 @@ help:  ## this list
 install: $(INSTALLED)  ## make .venv; every other word does it by itself
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "zmqrl needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || true). Name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; } >&2
-	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) has no venv module (on Debian and Ubuntu: apt install python3-venv). Or name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; } >&2
-	$(PYTHON) -m venv .venv
+	@command -v '$(PYTHON)' > /dev/null || { echo "There is no $(PYTHON) here, and zmqrl needs Python 3.11 or newer. $(ANOTHER)"; exit 1; } >&2
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "zmqrl needs Python 3.11 or newer, and $(PYTHON) is $$('$(PYTHON)' --version 2>&1). $(ANOTHER)"; exit 1; } >&2
+	@'$(PYTHON)' -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make environments: its venv module is missing (Debian, Ubuntu: apt install python3-venv). $(ANOTHER)"; exit 1; } >&2
+	@echo 'Installing into .venv: once, and as long as it takes to download torch.'
+	'$(PYTHON)' -m venv .venv
 	$(RUN) pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Whole runs in this program, and the proof that nothing outlives a test."""
+"""Buses for tests, and the proof that nothing outlives a test."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from running import FAST
 
-from zmqrl.config import AsyncActorLearnerConfig, PolicyConfig, PPOConfig, TransportConfig
-from zmqrl.envs import VectorEnvironment
-from zmqrl.learner import LearnerReport, UpdateRecord, learner_loop
-from zmqrl.messages import ActorStats
-from zmqrl.policies import make_policy
-from zmqrl.ppo import PPOTrainer
-from zmqrl.supervisor import spawn_actor
+from zmqrl.config import TransportConfig
 from zmqrl.transport import bind_learner, memory_buses
-from zmqrl.transport.bus import LearnerBus, SlotAccount
+from zmqrl.transport.bus import LearnerBus
 
 torch.set_num_threads(1)
 
@@ -65,33 +59,6 @@ def _resource_keeper(child: psutil.Process) -> bool:
         return True
 
 
-@dataclass
-class Outcome:
-    """What a whole run left."""
-
-    trainer: PPOTrainer
-    report: LearnerReport
-    stats: list[ActorStats]
-    accounts: dict[int, SlotAccount]
-    records: list[UpdateRecord] = field(default_factory=list)
-
-    def assert_balanced(self) -> None:
-        """Both identities of law 1, for each actor and in sum."""
-        for agent_id, account in self.accounts.items():
-            disposed = account.consumed + account.queued + sum(account.refused.values()) + account.rolled_back
-            assert account.received == disposed, (agent_id, account)
-        for stats in self.stats:
-            assert stats.steps_taken == stats.steps_received + sum(stats.steps_lost.values()), stats
-            assert "unacknowledged" not in stats.steps_lost, stats
-        assert sum(stats.steps_received for stats in self.stats) == sum(a.received for a in self.accounts.values())
-        assert self.report.env_steps_consumed == sum(account.consumed for account in self.accounts.values())
-
-
-BUSES = ("memory", "inproc", "ipc", "tcp")
-
-FAST = TransportConfig(heartbeat_interval=0.1, lease=10.0, connect_timeout=20.0)
-
-
 @pytest.fixture
 def make_bus(tmp_path: Path) -> Iterator[Callable[..., LearnerBus]]:
     """A learner's bus of any kind, closed at the end of the test."""
@@ -108,40 +75,3 @@ def make_bus(tmp_path: Path) -> Iterator[Callable[..., LearnerBus]]:
             return stack.enter_context(bind_learner(addresses[kind], transport, **more))
 
         yield make
-
-
-@pytest.fixture
-def run_training(make_bus: Callable[..., LearnerBus]) -> Callable[..., Outcome]:
-    """A learner in this thread and its actors in others, over any bus."""
-
-    def run(
-        config: AsyncActorLearnerConfig,
-        make_environments: Callable[[], VectorEnvironment],
-        *,
-        ppo: PPOConfig | None = None,
-        policy: PolicyConfig | None = None,
-        bus: str = "memory",
-        on_update: Callable[[UpdateRecord], str | None] | None = None,
-        look: Callable[[PPOTrainer], None] = lambda trainer: None,
-    ) -> Outcome:
-        with make_environments() as probe:
-            network = make_policy(
-                probe.observation_space, probe.action_space, policy or PolicyConfig(), seed=config.seed
-            )
-        trainer = PPOTrainer(network, ppo or PPOConfig(), seed=config.seed)
-        records: list[UpdateRecord] = []
-
-        def note(record: UpdateRecord) -> str | None:
-            records.append(record)
-            look(trainer)
-            return on_update(record) if on_update else None
-
-        learner_bus = make_bus(bus)
-        actors = [spawn_actor(learner_bus, make_environments) for _ in range(config.num_actors)]
-        _, report = learner_loop(config, trainer, learner_bus, on_update=note)
-        stats = [actor.join(30.0) for actor in actors]
-        outcome = Outcome(trainer, report, stats, learner_bus.accounts(), records)
-        outcome.assert_balanced()
-        return outcome
-
-    return run

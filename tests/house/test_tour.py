@@ -10,7 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOUR = ROOT / "docs" / "tour.md"
 SEVEN = ("messages", "transport/bus", "actor", "learner", "advantages", "ppo")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

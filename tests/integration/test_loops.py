@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running import BUSES, run_training
 
-from tests.conftest import BUSES, Outcome
 from zmqrl.config import AsyncActorLearnerConfig, EnvConfig, PPOConfig
-from zmqrl.envs import VectorEnvironment, make_envs
+from zmqrl.envs import VectorEnvironment, make_envs, wrap_envs
 from zmqrl.envs.probes import vector_probe
-from zmqrl.envs.vector import wrap_envs
-from zmqrl.learner import UpdateRecord
+from zmqrl.progress import UpdateRecord
+from zmqrl.transport.bus import LearnerBus
 
-Run = Callable[..., Outcome]
+MakeBus = Callable[..., LearnerBus]
 
 
 def cartpole(num_envs: int) -> Callable[[], VectorEnvironment]:
     return lambda: make_envs(EnvConfig(env="CartPole-v1"), num_envs)
 
 
-@pytest.mark.parametrize("bus", BUSES)
-def test_wiring_figures_of_the_origin(run_training: Run, bus: str) -> None:
+@pytest.mark.parametrize("kind", BUSES)
+def test_wiring_figures_of_the_origin(make_bus: MakeBus, kind: str) -> None:
     config = AsyncActorLearnerConfig(num_actors=2, num_envs=1, num_steps=32, total_env_steps=128)
-    outcome = run_training(config, cartpole(1), bus=bus)
+    outcome = run_training(make_bus(kind), config, cartpole(1))
     report = outcome.report
     assert (report.updates_completed, report.env_steps_consumed) == (2, 128)
     assert (report.broadcasts_sent, report.last_policy_version) == (2, 2)
@@ -34,81 +36,77 @@ def test_wiring_figures_of_the_origin(run_training: Run, bus: str) -> None:
 
 
 @pytest.mark.parametrize("num_actors", [1, 3])
-def test_lockstep_is_reproducible_bit_for_bit(run_training: Run, num_actors: int) -> None:
+def test_lockstep_is_reproducible_bit_for_bit(make_bus: MakeBus, num_actors: int) -> None:
     config = AsyncActorLearnerConfig(
         num_actors=num_actors, num_envs=2, num_steps=16, max_lead_steps=16, total_env_steps=num_actors * 32 * 8, seed=7
     )
-    runs = [
-        run_training(config, cartpole(2), ppo=PPOConfig(batch_size=32, n_epochs=3), bus=bus)
-        for bus in ("tcp", "memory")
-    ]
-    assert runs[0].trainer.parameters_sha256() == runs[1].trainer.parameters_sha256()
-    assert [r.training for r in runs[0].records] == [r.training for r in runs[1].records]
-    for record in runs[0].records:
+    ppo = PPOConfig(batch_size=32, n_epochs=3)
+    first, second = (run_training(make_bus(kind), config, cartpole(2), ppo=ppo) for kind in ("tcp", "memory"))
+    assert first.trainer.parameters_sha256() == second.trainer.parameters_sha256()
+    assert [record.training for record in first.records] == [record.training for record in second.records]
+    for record in first.records:
         assert record.training.ratio_error <= 1e-5
         assert record.lag_max == 0
 
 
-def test_another_seed_gives_other_parameters(run_training: Run) -> None:
-    def sha(seed: int) -> str:
+def test_another_seed_gives_other_parameters(make_bus: MakeBus) -> None:
+    def sha256(seed: int) -> str:
         config = AsyncActorLearnerConfig(
             num_actors=1, num_envs=2, num_steps=16, max_lead_steps=16, total_env_steps=64, seed=seed
         )
-        return run_training(config, cartpole(2)).trainer.parameters_sha256()
+        return run_training(make_bus("memory"), config, cartpole(2)).trainer.parameters_sha256()
 
-    assert sha(1) != sha(2)
+    assert sha256(1) != sha256(2)
 
 
 @pytest.mark.parametrize("fill", ["columns", "quota"])
 @pytest.mark.parametrize("broadcast_every", [1, 3])
-def test_staleness_stays_within_its_bound(run_training: Run, fill: str, broadcast_every: int) -> None:
+def test_staleness_stays_within_its_bound(make_bus: MakeBus, fill: str, broadcast_every: int) -> None:
     config = AsyncActorLearnerConfig(
         num_actors=2, num_envs=2, num_steps=16, total_env_steps=64 * 12, broadcast_every=broadcast_every, fill=fill
     )
-    outcome = run_training(config, cartpole(2), bus="tcp")
-    assert outcome.report.updates_completed == 12
-    assert outcome.report.broadcasts_sent == 12 // broadcast_every
-    assert sum(outcome.report.policy_lag.values()) == outcome.report.env_steps_consumed
-    if fill == "columns":
-        # 2 * broadcast_every * num_steps ahead: one whole broadcast period behind at most
-        assert max(outcome.report.policy_lag) <= 2
+    report = run_training(make_bus("tcp"), config, cartpole(2)).report
+    assert report.updates_completed == 12
+    assert report.broadcasts_sent == 12 // broadcast_every
+    assert sum(report.policy_lag.values()) == report.env_steps_consumed
+    if fill == "columns":  # an actor is at most two broadcast periods ahead of what became of its steps
+        assert max(report.policy_lag) <= 2
 
 
 @pytest.mark.parametrize("fill", ["columns", "quota"])
-@pytest.mark.parametrize("bus", ["memory", "tcp"])
+@pytest.mark.parametrize("kind", ["memory", "tcp"])
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_the_environments_own_count_equals_the_account(
-    run_training: Run, tmp_path: Path, mode: str, bus: str, fill: str
+    make_bus: MakeBus, tmp_path: Path, mode: str, kind: str, fill: str
 ) -> None:
-    files = iter(range(100))
+    made = iter(range(100))
 
     def environments() -> VectorEnvironment:
-        log = tmp_path / f"{next(files)}.log"
-        return wrap_envs(vector_probe("Count", 3, mode, length=3, path=str(log)))
+        log = tmp_path / f"{next(made)}.jsonl"
+        return wrap_envs(vector_probe("Count-v0", 3, mode, length=3, path=str(log)))
 
     config = AsyncActorLearnerConfig(num_actors=2, num_envs=3, num_steps=16, total_env_steps=16 * 6 * 4, fill=fill)
-    outcome = run_training(config, environments, bus=bus)
-    lines = [line for log in tmp_path.glob("*.log") for line in log.read_text().splitlines()]
-    counted = sum(line.split()[0] == "step" for line in lines)
-    assert counted == sum(stats.steps_taken for stats in outcome.stats)
-    assert sum(stats.episodes for stats in outcome.stats) == counted // 3 - _unfinished(lines)
+    outcome = run_training(make_bus(kind), config, environments)
+
+    steps: Counter[tuple[str, int]] = Counter()
+    for log in tmp_path.glob("*.jsonl"):
+        for line in map(json.loads, log.read_text().splitlines()):
+            steps[log.name, line["number"]] += line["kind"] == "step"
+    assert sum(steps.values()) == sum(stats.steps_taken for stats in outcome.stats)
+    assert sum(count // 3 for count in steps.values()) == sum(stats.episodes for stats in outcome.stats)
     for record in outcome.records:
         assert set(record.episode_returns.tolist()) <= {3.0}
         assert set(record.episode_lengths.tolist()) <= {3}
-    if mode != "next_step":
-        assert outcome.report.env_steps_consumed == 16 * 6 * 4
+    assert outcome.report.episodes_completed > 0
+    artefacts = mode == "next_step"
+    assert (outcome.report.env_steps_consumed < 16 * 6 * 4) == artefacts
 
 
-def _unfinished(lines: list[str]) -> int:
-    """Whole episodes' worth of steps that belong to episodes not finished: none, since 3 steps finish one."""
-    return 0
-
-
-def test_on_update_can_end_the_run(run_training: Run) -> None:
+def test_on_update_can_end_the_run(make_bus: MakeBus) -> None:
     def stop(record: UpdateRecord) -> str | None:
         return "enough" if record.update == 3 else None
 
     config = AsyncActorLearnerConfig(num_actors=1, num_envs=2, num_steps=8, total_env_steps=10_000)
-    outcome = run_training(config, cartpole(2), on_update=stop)
-    assert outcome.report.updates_completed == 3
-    assert outcome.report.stopped_because == "enough"
+    report = run_training(make_bus("memory"), config, cartpole(2), on_update=stop).report
+    assert report.updates_completed == 3
+    assert report.stopped_because == "enough"

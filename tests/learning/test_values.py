@@ -12,13 +12,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from running import run_training
 
-from tests.conftest import Outcome
 from zmqrl.config import AsyncActorLearnerConfig, PolicyConfig, PPOConfig
-from zmqrl.envs import VectorEnvironment
+from zmqrl.envs import VectorEnvironment, wrap_envs
 from zmqrl.envs.probes import vector_probe
-from zmqrl.envs.vector import wrap_envs
 from zmqrl.ppo import PPOTrainer
+from zmqrl.transport.bus import LearnerBus
+
+MakeBus = Callable[..., LearnerBus]
 
 MODES = ("next_step", "same_step", "disabled")
 ESTIMATORS = {"gae 0": {"gae_lambda": 0.0}, "gae 0.95": {"gae_lambda": 0.95}, "vtrace": {"use_vtrace": True}}
@@ -26,7 +28,7 @@ TERMINATED = {"gae 0": (3.08, 2.77), "gae 0.95": (2.31, 3.08), "vtrace": (2.27, 
 UPDATES = 160
 
 
-def learned_values(run_training: Callable[..., Outcome], probe: str, mode: str, estimator: str) -> tuple[float, float]:
+def learned_values(make_bus: MakeBus, probe: str, mode: str, estimator: str) -> tuple[float, float]:
     """(V(B), V(A)), mean over the last 20 updates."""
     config = AsyncActorLearnerConfig(
         num_actors=1,
@@ -49,7 +51,9 @@ def learned_values(run_training: Callable[..., Outcome], probe: str, mode: str, 
     def environments() -> VectorEnvironment:
         return wrap_envs(vector_probe(probe, 4, mode))
 
-    outcome = run_training(config, environments, ppo=ppo, policy=PolicyConfig(hidden_sizes=(16,)), look=look)
+    outcome = run_training(
+        make_bus(), config, environments, ppo=ppo, policy=PolicyConfig(hidden_sizes=(16,)), look=look
+    )
     assert all(record.training.ratio_error <= 1e-5 for record in outcome.records)
     value_b, value_a = np.mean(values[-20:], axis=0)
     return float(value_b), float(value_a)
@@ -57,22 +61,20 @@ def learned_values(run_training: Callable[..., Outcome], probe: str, mode: str, 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("probe", ["AB-trunc", "AB-early"])
+@pytest.mark.parametrize("probe", ["AB-trunc-v0", "AB-early-v0"])
 def test_truncation_bootstraps_from_the_true_successor(
-    run_training: Callable[..., Outcome], probe: str, mode: str, estimator: str
+    make_bus: MakeBus, probe: str, mode: str, estimator: str
 ) -> None:
-    value_b, value_a = learned_values(run_training, probe, mode, estimator)
+    value_b, value_a = learned_values(make_bus, probe, mode, estimator)
     assert value_b == pytest.approx(10.0, rel=0.03)
     assert value_a == pytest.approx(9.0, rel=0.03)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("probe", ["AB-term", "AB-both"])
-def test_termination_bootstraps_from_nothing(
-    run_training: Callable[..., Outcome], probe: str, mode: str, estimator: str
-) -> None:
-    value_b, value_a = learned_values(run_training, probe, mode, estimator)
+@pytest.mark.parametrize("probe", ["AB-term-v0", "AB-both-v0"])
+def test_termination_bootstraps_from_nothing(make_bus: MakeBus, probe: str, mode: str, estimator: str) -> None:
+    value_b, value_a = learned_values(make_bus, probe, mode, estimator)
     right_b, right_a = TERMINATED[estimator]
     assert value_b == pytest.approx(right_b, rel=0.03)
     assert value_a == pytest.approx(right_a, rel=0.03)

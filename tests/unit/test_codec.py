@@ -485,7 +485,9 @@ def test_a_row_named_twice_is_refused() -> None:
     assert refuse(layout, {"final_index": np.array([[1, 1], [1, 1]], np.int32)}).reason == "out_of_schema"
 
 
-@pytest.mark.parametrize("change", [{"steps": 4}, {"finals": 16}, {"episodes": 16}, {"finals": 1}, {"has_values": True}])
+@pytest.mark.parametrize(
+    "change", [{"steps": 4}, {"finals": 16}, {"episodes": 16}, {"finals": 1}, {"has_values": True}]
+)
 def test_a_header_that_does_not_fit_the_body_is_refused_before_the_body_is_read(change: dict[str, Any]) -> None:
     layout = LAYOUTS["vector"]
     frames = encode_experience(make_experience(layout), layout, 0)
@@ -553,18 +555,32 @@ def test_a_chunk_of_that_length_stays_below_the_limit(num_steps: int) -> None:
 
 TAGS = [*codec.TAGS.values(), codec.TOPIC_POLICY, codec.TOPIC_STATE, codec.TOPIC_CONTROL, b"a/1-2/", b"EXPR", b"GET "]
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
     max_leaves=20,
 )
 HEADERS = st.binary(max_size=64) | PLAIN.map(msgpack.packb) | st.lists(PLAIN, max_size=13).map(msgpack.packb)
 
 
-@given(st.lists(st.sampled_from(TAGS) | st.binary(max_size=8), max_size=2), HEADERS, st.lists(st.binary(max_size=40), max_size=3))
+@given(
+    st.lists(st.sampled_from(TAGS) | st.binary(max_size=8), max_size=2),
+    HEADERS,
+    st.lists(st.binary(max_size=40), max_size=3),
+)
 @settings(max_examples=400, deadline=None)
 def test_any_bytes_are_a_message_or_one_named_refusal(first: list[bytes], header: bytes, rest: list[bytes]) -> None:
     frames = [*first, header, *rest]
-    for read in (decode, decode_policy_header, decode_experience_header, lambda f: decode_experience(f, LAYOUTS["vector"])):
+    for read in (
+        decode,
+        decode_policy_header,
+        decode_experience_header,
+        lambda f: decode_experience(f, LAYOUTS["vector"]),
+    ):
         try:
             read(frames)
         except DecodeError as error:
@@ -576,7 +592,13 @@ def test_any_bytes_are_a_message_or_one_named_refusal(first: list[bytes], header
 def test_a_damaged_message_is_a_message_or_one_named_refusal(data: st.DataObject) -> None:
     layout = LAYOUTS["vector"]
     frames = data.draw(
-        st.sampled_from([*map(encode, MESSAGES), encode(PolicyBroadcast(1, b"abc")), encode_experience(make_experience(layout), layout, 0)])
+        st.sampled_from(
+            [
+                *map(encode, MESSAGES),
+                encode(PolicyBroadcast(1, b"abc")),
+                encode_experience(make_experience(layout), layout, 0),
+            ]
+        )
     )
     spoiled_frames = [bytearray(frame) for frame in frames]
     for _ in range(data.draw(st.integers(1, 4))):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from zmqrl.supervisor import Child, Supervisor, seconds_since_started
+from zmqrl.supervisor import Child, Supervisor
 
 TIMEOUT = 20.0
 
@@ -100,9 +101,6 @@ def test_children_die_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 def _wait_for(path: Path) -> None:
-    import threading
-    import time
-
     deadline = time.monotonic() + TIMEOUT
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear"
@@ -117,7 +115,16 @@ def test_a_signal_to_one_that_is_gone_is_no_error(supervisor: Supervisor) -> Non
 
 
 def test_time_counts_from_the_creation_of_the_process() -> None:
-    own = psutil.Process(os.getpid()).create_time()
-    import time
-
-    assert seconds_since_started() == pytest.approx(time.time() - own, abs=0.5)
+    """Of the launcher, also where a child asks."""
+    code = "from zmqrl.supervisor import seconds_since_started; print(seconds_since_started())"
+    began = time.monotonic()
+    launcher = f"""
+import subprocess, sys, threading
+from zmqrl.supervisor import child_environment, seconds_since_started
+threading.Event().wait(0.5)
+print(subprocess.run([sys.executable, "-c", {code!r}], env=child_environment(), capture_output=True, text=True).stdout)
+"""
+    printed = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, timeout=TIMEOUT).stdout
+    elapsed = time.monotonic() - began
+    assert 0.5 < float(printed) < elapsed
+    assert float(printed) == pytest.approx(elapsed, abs=0.3)

@@ -293,8 +293,9 @@ class _Reader:
             lines += ["  --dry-run", "      Print the resolved configuration as JSON and end."]
         if self.has_file:
             lines.append("")
-        for kind, names in self.groups.items():
-            lines.append(f"{_first_line(kind)}")
+        for kind in sorted(self.groups, key=lambda kind: kind is not self.extra):  # the verb's own come first
+            names = self.groups[kind]
+            lines.append(_first_line(kind))
             documentation = field_documentation(kind)
             defaults = {**_defaults(kind), **self.defaults}
             for name in names:
@@ -329,7 +330,7 @@ def _load(file_name: str) -> dict[str, Any]:
         return dict(pairs)
 
     try:
-        data = json.loads(Path(file_name).read_text(), parse_constant=no_constant, object_pairs_hook=no_twins)
+        data = json.loads(Path(file_name).read_text("utf-8"), parse_constant=no_constant, object_pairs_hook=no_twins)
     except OSError as error:
         raise UsageError(f"cannot read --config {file_name}: {error.strerror}") from None
     except ValueError as error:

@@ -68,7 +68,7 @@ from zmqrl.transport.sockets import (
 log = logging.getLogger(__name__)
 
 HELLO_INTERVAL = 1.0
-"""Seconds between two Hellos. One is enough where the learner is there and open; the others find one that came later."""
+"""Seconds between two Hellos. One is enough where the learner is there; the others find one that came later."""
 
 WAITING_INTERVAL = 5.0
 """Seconds between two calls of `on_waiting`."""

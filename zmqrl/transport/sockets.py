@@ -35,6 +35,11 @@ LINK_OPTIONS: dict[int, int] = {
     zmq.TCP_KEEPALIVE_CNT: 4,
 }
 
+ZERO_COPY_BYTES = 128 << 10
+"""Smaller frames are copied when sent. Measured over loopback: at 70 kB copying is 1.1 to 1.4 times as fast as keeping
+the buffer alive and having pyzmq's own thread release it, from 300 kB on it is 1.2 to 1.5 times as slow. A buffer
+that was handed to a socket is never written again."""
+
 CONTROL_MESSAGE_BYTES = 1 << 20
 POLICY_MESSAGE_BYTES = 4 << 20
 """Frames have at most 1 MiB; the rest is room for a later version."""
@@ -43,6 +48,7 @@ POLICY_MESSAGE_BYTES = 4 << 20
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: dict[int, int]) -> zmq.Socket[bytes]:
     """A socket with the options of all links and these."""
     opened = context.socket(kind)
+    opened.copy_threshold = ZERO_COPY_BYTES
     for option, value in (LINK_OPTIONS | options).items():
         opened.setsockopt(option, value)
     return opened
