@@ -5,44 +5,28 @@ One process or thread, N environments, one copy of the policy; inference only. S
 
 from __future__ import annotations
 
-import os
 import platform
-import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from zmqrl.chunks import ChunkRecorder
-from zmqrl.config import PolicyConfig
 from zmqrl.envs.vector import VectorEnvironment
-from zmqrl.errors import Refused
-from zmqrl.messages import PROTOCOL_VERSION, ActorStats, Hello, Terms
-from zmqrl.policies import Policy, make_policy
-from zmqrl.spaces import Tree, map_tree
+from zmqrl.messages import ActorStats
+from zmqrl.policies import Policy
+from zmqrl.spaces import map_tree
 from zmqrl.throttle import ActorThrottle
 from zmqrl.transport.bus import ActorBus
+
+WAKE_INTERVAL = 1.0
+"""Seconds between two looks at `leave` while paused; a policy, credit or Shutdown wakes at once."""
 
 SETTLE_TIMEOUT = 10.0
 """Seconds an ending actor waits for the learner to have received all it sent. A learner that goes on longer
 without answering is gone, and so is what it did not get."""
-
-
-@dataclass
-class _Ledger:
-    """What the loop counts; times in seconds."""
-
-    agent_id: int
-    began: float
-    policies_loaded: int = 0
-    waiting: float = 0.0
-    acting: float = 0.0
-    stepping: float = 0.0
-    lost: Counter[str] = field(default_factory=Counter)
 
 
 def actor_loop(
@@ -55,168 +39,131 @@ def actor_loop(
 ) -> ActorStats:
     """Act until the learner says Shutdown, or until `leave` is set: then what was recorded is sent first.
 
-    An exception of an environment is told to the learner and raised again.
+    An exception of an environment is told to the learner, and raised again.
     """
-    welcome, session = bus.welcome, bus.session
-    ledger = _Ledger(welcome.slot, time.monotonic())
-    recorder = _recorder(welcome.terms, policy)
-    environment_seed, action_seed = np.random.SeedSequence(welcome.seed).generate_state(2, np.uint64)
-    generator = torch.Generator().manual_seed(int(action_seed))
+    actor = _Actor(bus, envs, policy, throttle)
     try:
-        observations = envs.reset(int(environment_seed))
+        actor.reset()
         while not bus.shutdown and not (leave is not None and leave.is_set()):
-            if bus.session != session:
-                session = bus.session
-                ledger.lost["stale_epoch"] += recorder.discard()
-                recorder = _recorder(bus.welcome.terms, policy)
-                throttle.restart()
-            _load_newest(bus, policy, throttle, ledger)
-            throttle.credit(bus.credit.consumed_seq * recorder.chunk_steps, bus.credit.version)
+            actor.follow_session()
+            actor.load_newest_policy()
+            actor.count_credit()
             if not throttle.may_act():
-                _wait(bus, ledger)
+                actor.pause()
                 continue
-            observations = _step(bus, envs, policy, recorder, observations, generator, ledger)
-            throttle.step()
-            if recorder.full:
-                bus.send(recorder.take(bus.welcome.slot, observations))
-        if recorder.env_steps and not bus.shutdown:
-            bus.send(recorder.take(bus.welcome.slot, observations))
+            actor.step()
+            if actor.recorder.full:
+                actor.send()
+        if not bus.shutdown and actor.recorder.env_steps:
+            actor.send()
     except Exception as error:
-        bus.activity.error = f"{type(error).__name__}: {error}"
-        _depart(bus, recorder, ledger, bus.activity.error)
+        actor.depart(f"{type(error).__name__}: {error}", failed=True)
         raise
-    return _depart(bus, recorder, ledger, bus.shutdown.reason if bus.shutdown else "asked to leave")
+    return actor.depart(bus.shutdown.reason if bus.shutdown else "asked to leave")
 
 
-def _recorder(terms: Terms, policy: Policy) -> ChunkRecorder:
-    return ChunkRecorder(policy.observation_space, policy.sampled_action_space(), terms.num_envs, terms.chunk_steps)
+class _Actor:
+    """The loop's locals, and the sentences it is made of."""
 
+    def __init__(self, bus: ActorBus, envs: VectorEnvironment, policy: Policy, throttle: ActorThrottle) -> None:
+        self.bus, self.envs, self.policy, self.throttle = bus, envs, policy, throttle
+        self.session = bus.session
+        self.recorder = self._new_recorder()
+        self.policies_loaded = 0
+        self.began = time.monotonic()
+        self.seconds = dict.fromkeys(("waiting", "acting", "stepping"), 0.0)
+        self.lost: Counter[str] = Counter()
 
-def _load_newest(bus: ActorBus, policy: Policy, throttle: ActorThrottle, ledger: _Ledger) -> None:
-    broadcast = bus.take_policy()
-    if broadcast is not None:
-        policy.flat.load(broadcast.parameters)
-        throttle.loaded(broadcast.version)
-        bus.activity.version = broadcast.version
-        ledger.policies_loaded += 1
+    def _new_recorder(self) -> ChunkRecorder:
+        terms, policy = self.bus.welcome.terms, self.policy
+        spaces = policy.observation_space, policy.sampled_action_space()
+        return ChunkRecorder(*spaces, terms.num_envs, terms.chunk_steps)
 
+    def reset(self) -> None:
+        """Begin the environments and the sampling, each from a seed of its own, derived from the slot's."""
+        environments, sampling = np.random.SeedSequence(self.bus.welcome.seed).generate_state(2, np.uint64)
+        self.generator = torch.Generator().manual_seed(int(sampling))
+        self.observations = self.envs.reset(int(environments))
 
-def _wait(bus: ActorBus, ledger: _Ledger) -> None:
-    began = time.monotonic()
-    bus.activity.waiting_for_credit = True
-    bus.wait(1.0)
-    bus.activity.waiting_for_credit = False
-    ledger.waiting += time.monotonic() - began
+    def follow_session(self) -> None:
+        """A learner that came back counts from 0; what was being recorded belongs to the epoch before."""
+        if self.session == self.bus.session:
+            return
+        self.session = self.bus.session
+        self.lost["stale_epoch"] += self.recorder.discard()
+        self.recorder = self._new_recorder()
+        self.throttle.restart()
 
+    def load_newest_policy(self) -> None:
+        """If one came since the last step; those between are never looked at."""
+        broadcast = self.bus.take_policy()
+        if broadcast is None:
+            return
+        self.policy.flat.load(broadcast.parameters)
+        self.throttle.loaded(broadcast.version)
+        self.bus.activity.version = broadcast.version
+        self.policies_loaded += 1
 
-def _step(
-    bus: ActorBus,
-    envs: VectorEnvironment,
-    policy: Policy,
-    recorder: ChunkRecorder,
-    observations: Tree,
-    generator: torch.Generator,
-    ledger: _Ledger,
-) -> Tree:
-    """Act once in every environment and record it; returns the observations to act on next."""
-    activity = bus.activity
-    began = time.monotonic()
-    with torch.inference_mode():
-        actions, log_probs = policy.act(map_tree(torch.from_numpy, observations), generator)
-        recorder.acted(observations, map_tree(_numpy, actions), log_probs.numpy(), activity.version)
-        commands = policy.environment_actions(actions)
-    activity.step_began = acted = time.monotonic()
-    transition = envs.step(commands)
-    activity.step_began = None
-    recorder.stepped(transition)
-    activity.steps_taken += int(np.count_nonzero(transition.valid))
-    activity.episodes += len(transition.episode_index)
-    ledger.acting += acted - began
-    ledger.stepping += time.monotonic() - acted
-    return transition.observations
+    def count_credit(self) -> None:
+        """What the learner has consumed, in steps of each environment."""
+        credit = self.bus.credit
+        self.throttle.credit(credit.consumed_seq * self.recorder.chunk_steps, credit.version)
 
+    def pause(self) -> None:
+        """Until a policy, credit or Shutdown comes."""
+        began = time.monotonic()
+        self.bus.activity.waiting_for_credit = True
+        self.bus.wait(WAKE_INTERVAL)
+        self.bus.activity.waiting_for_credit = False
+        self.seconds["waiting"] += time.monotonic() - began
 
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.numpy()
-    return array
+    def step(self) -> None:
+        """Act once in every environment, and record it."""
+        activity, began = self.bus.activity, time.monotonic()
+        with torch.inference_mode():
+            seen = map_tree(torch.from_numpy, self.observations)
+            actions, log_probs = self.policy.act(seen, self.generator)
+            sampled = map_tree(torch.Tensor.numpy, actions)
+            commands = self.policy.environment_actions(actions)
+        # environments may reuse their arrays: what was seen is recorded before they step
+        self.recorder.acted(self.observations, sampled, log_probs.numpy(), activity.version)
+        activity.step_began = acted = time.monotonic()
+        transition = self.envs.step(commands)
+        activity.step_began = None
+        self.recorder.stepped(transition)
+        self.observations = transition.observations
+        activity.steps_taken += int(np.count_nonzero(transition.valid))
+        activity.episodes += len(transition.episode_index)
+        self.throttle.step()
+        self.seconds["acting"] += acted - began
+        self.seconds["stepping"] += time.monotonic() - acted
 
+    def send(self) -> None:
+        """Hand over the chunk; one that is not full is padded."""
+        self.bus.send(self.recorder.take(self.bus.welcome.slot, self.observations))
 
-def _depart(bus: ActorBus, recorder: ChunkRecorder, ledger: _Ledger, reason: str) -> ActorStats:
-    """Settle the account with the learner and say goodbye."""
-    activity = bus.activity
-    activity.step_began = None
-    ledger.lost["unsent_at_shutdown"] += recorder.discard()
-    settlement = bus.settle(SETTLE_TIMEOUT)
-    ledger.lost.update(settlement.steps_lost)
-    stats = ActorStats(
-        agent_id=bus.welcome.slot,
-        host=platform.node(),
-        steps_taken=activity.steps_taken,
-        steps_received=settlement.steps_received,
-        steps_lost={name: steps for name, steps in sorted(ledger.lost.items()) if steps},
-        episodes=activity.episodes,
-        chunks_sent=settlement.chunks_sent,
-        policies_loaded=ledger.policies_loaded,
-        last_version=activity.version,
-        seconds=time.monotonic() - ledger.began,
-        seconds_waiting=ledger.waiting,
-        seconds_acting=ledger.acting,
-        seconds_stepping=ledger.stepping,
-    )
-    bus.goodbye(stats, reason)
-    return stats
-
-
-def run_actor(
-    connect: Callable[[Hello], ActorBus],
-    make_environments: Callable[[], VectorEnvironment],
-    *,
-    policy_class: str = "",
-    leave: threading.Event | None = None,
-) -> ActorStats:
-    """A whole actor: make the environments, join, build the policy that the learner describes, and act.
-
-    `policy_class` (package.module:Class) is named by this host's user; it is never taken from the wire. The
-    environments come first, since their spaces are part of the Hello, and since worker processes are best
-    started before any ZeroMQ thread. Raises Refused, NoLearner, EnvironmentFault or what an environment raises.
-    """
-    with make_environments() as envs:
-        hello = Hello(
-            protocol=PROTOCOL_VERSION,
-            package=_package_version(),
-            role="actor",
-            incarnation=secrets.randbits(63),
+    def depart(self, reason: str, *, failed: bool = False) -> ActorStats:
+        """Settle the account with the learner and say goodbye."""
+        bus, activity = self.bus, self.bus.activity
+        activity.step_began = None
+        activity.error = reason if failed else ""
+        self.lost["unsent_at_shutdown"] += self.recorder.discard()
+        settlement = bus.settle(SETTLE_TIMEOUT)
+        self.lost.update(settlement.steps_lost)
+        stats = ActorStats(
+            agent_id=bus.welcome.slot,
             host=platform.node(),
-            pid=os.getpid(),
-            num_envs=envs.num_envs,
-            observation_space=envs.observation_space,
-            action_space=envs.action_space,
+            steps_taken=activity.steps_taken,
+            steps_received=settlement.steps_received,
+            steps_lost={cause: steps for cause, steps in sorted(self.lost.items()) if steps},
+            episodes=activity.episodes,
+            chunks_sent=settlement.chunks_sent,
+            policies_loaded=self.policies_loaded,
+            last_version=activity.version,
+            seconds=time.monotonic() - self.began,
+            seconds_waiting=self.seconds["waiting"],
+            seconds_acting=self.seconds["acting"],
+            seconds_stepping=self.seconds["stepping"],
         )
-        with connect(hello) as bus:
-            terms = bus.welcome.terms
-            policy = _agreed_policy(envs, terms, policy_class)
-            return actor_loop(bus, envs, policy, ActorThrottle(terms.max_lead_steps), leave=leave)
-
-
-def _agreed_policy(envs: VectorEnvironment, terms: Terms, policy_class: str) -> Policy:
-    """The policy of the terms, checked to hold the same parameters as the learner's."""
-    described = {**terms.policy, "policy": policy_class, "hidden_sizes": tuple(terms.policy["hidden_sizes"])}
-    policy = make_policy(envs.observation_space, envs.action_space, PolicyConfig(**described).validate(), seed=0)
-    ours, theirs = policy.flat.manifest(), terms.manifest
-    if ours != theirs:
-        for mine, other in zip(ours, theirs, strict=False):
-            if mine != other:
-                raise Refused(
-                    "policy",
-                    f"the learner's policy has {other.name} {other.shape} {other.dtype}, this actor's {mine.name} "
-                    f"{mine.shape} {mine.dtype}; start both with the same --policy",
-                )
-        counts = f"the learner's policy has {len(theirs)} tensors, this actor's {len(ours)}"
-        raise Refused("policy", f"{counts}; start both with the same --policy")
-    return policy
-
-
-def _package_version() -> str:
-    from zmqrl import __version__
-
-    return __version__
+        bus.goodbye(stats, reason)
+        return stats

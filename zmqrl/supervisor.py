@@ -219,7 +219,7 @@ def spawn_actor(
 
 
 def _spawn_thread(bus: LearnerBus, env: EnvConfig | Callable[[], VectorEnvironment], num_envs: int) -> ActorHandle:
-    from zmqrl.actor import run_actor
+    from zmqrl.joining import run_actor
     from zmqrl.envs import make_envs
 
     outcome: list[ActorStats | BaseException] = []

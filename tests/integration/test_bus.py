@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import zmq
 
-from zmqrl.codec import ExperienceLayout, decode, encode, encode_experience, private_topic
+from zmqrl.codec import HEADER_BYTES, ExperienceLayout, decode, encode, encode_experience, private_topic
 from zmqrl.config import TransportConfig
 from zmqrl.errors import AddressError, NoLearner, Refused
 from zmqrl.messages import (
@@ -829,7 +829,7 @@ def test_noise_on_all_sockets_stops_nothing(bind: Bind, kind: str) -> None:
         leave(actor)
     rejected = bus.rejected()
     assert rejected["malformed"] > 0
-    assert rejected["stale_epoch" if bus.epoch != 1 else "unknown_actor"] > 0
+    assert rejected["unknown_actor"] >= 2  # an experience and a heartbeat of nobody
     assert "internal" not in rejected
     assert bus.accounts()[0].consumed == 20 * ROWS
 
@@ -848,11 +848,16 @@ def test_a_message_too_large_costs_its_sender_the_link_and_nobody_else_anything(
     bus = bind("tcp")
     open_bus(bus)
     with bus.connect(hello()) as actor, Peer(bus) as peer:
-        peer.push.send_multipart([b"EXPR", b"\x90", bytes(LAYOUT.max_body_bytes + 1)])
-        peer.push.send_multipart([b"EXPR", b"\x90", b"small"])
-        until(lambda: bus.rejected().get("malformed", 0) == 1, actor.wait)  # type: ignore[attr-defined]
+        peer.push.send_multipart([b"EXPR", b"\x90", bytes(LAYOUT.max_body_bytes + HEADER_BYTES)])
+        until(lambda: _is_heard(bus, peer), actor.wait)
         actor.send(chunk(1))
         assert receive(bus, 1)[0].rewards[0, 0] == 1
+
+
+def _is_heard(bus: Any, peer: Peer) -> bool:
+    """What is sent before libzmq has noticed the cut goes down with the link, so it is sent again."""
+    peer.push.send_multipart([b"EXPR", b"\x90", b"small"])
+    return "malformed" in bus.rejected()
 
 
 def test_subscribing_to_the_private_topic_is_answered(bind: Bind) -> None:

@@ -93,7 +93,7 @@ def _act(options: Options, join: JoinString, leaving: _Leaving) -> ActorStats | 
 
     import torch
 
-    from zmqrl.actor import run_actor
+    from zmqrl.joining import run_actor
     from zmqrl.envs import make_envs
 
     torch.set_num_threads(1)

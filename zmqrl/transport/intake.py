@@ -516,6 +516,7 @@ class Intake(ABC):
             try:
                 _, session = self._find(beat.epoch, beat.slot, beat.incarnation)
             except DecodeError as error:
+                self._rejected[error.reason] += 1
                 answers = [(sender, Rejected(error.reason, str(error)))]
             else:
                 self._roster.heard(session.slot, now)

@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 
 from zmqrl.codec import (
+    HEADER_BYTES,
     TOPIC_CONTROL,
     TOPIC_POLICY,
     TOPIC_STATE,
@@ -339,7 +340,7 @@ class SocketLearnerBus(Intake):
 
     def _attach_pull(self, largest: int) -> None:
         if not self._pull_attached:
-            self._pull.setsockopt(zmq.MAXMSGSIZE, largest)
+            self._pull.setsockopt(zmq.MAXMSGSIZE, max(largest, HEADER_BYTES))
             self._listeners[1].attach(self._pull)
             self._pull_attached = True
 

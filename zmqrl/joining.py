@@ -1,0 +1,68 @@
+"""A whole actor: make the environments, say Hello, build the policy that the learner describes, and act."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import threading
+from collections.abc import Callable
+
+import zmqrl
+from zmqrl.actor import actor_loop
+from zmqrl.config import PolicyConfig
+from zmqrl.envs.vector import VectorEnvironment
+from zmqrl.errors import Refused
+from zmqrl.messages import PROTOCOL_VERSION, ActorStats, Hello, Terms
+from zmqrl.policies import Policy, make_policy
+from zmqrl.throttle import ActorThrottle
+from zmqrl.transport.bus import ActorBus
+
+
+def run_actor(
+    connect: Callable[[Hello], ActorBus],
+    make_environments: Callable[[], VectorEnvironment],
+    *,
+    policy_class: str = "",
+    leave: threading.Event | None = None,
+) -> ActorStats:
+    """A whole actor: make the environments, join, build the policy that the learner describes, and act.
+
+    `policy_class` (package.module:Class) is named by this host's user; it is never taken from the wire. The
+    environments come first, since their spaces are part of the Hello, and since worker processes are best
+    started before any ZeroMQ thread. Raises Refused, NoLearner, EnvironmentFault or what an environment raises.
+    """
+    with make_environments() as envs:
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            package=zmqrl.__version__,
+            role="actor",
+            incarnation=secrets.randbits(63),
+            host=platform.node(),
+            pid=os.getpid(),
+            num_envs=envs.num_envs,
+            observation_space=envs.observation_space,
+            action_space=envs.action_space,
+        )
+        with connect(hello) as bus:
+            terms = bus.welcome.terms
+            policy = _agreed_policy(envs, terms, policy_class)
+            return actor_loop(bus, envs, policy, ActorThrottle(terms.max_lead_steps), leave=leave)
+
+
+def _agreed_policy(envs: VectorEnvironment, terms: Terms, policy_class: str) -> Policy:
+    """The policy of the terms, checked to hold the same parameters as the learner's."""
+    described = {**terms.policy, "policy": policy_class, "hidden_sizes": tuple(terms.policy["hidden_sizes"])}
+    policy = make_policy(envs.observation_space, envs.action_space, PolicyConfig(**described).validate(), seed=0)
+    ours, theirs = policy.flat.manifest(), terms.manifest
+    if ours != theirs:
+        for mine, other in zip(ours, theirs, strict=False):
+            if mine != other:
+                raise Refused(
+                    "policy",
+                    f"the learner's policy has {other.name} {other.shape} {other.dtype}, this actor's {mine.name} "
+                    f"{mine.shape} {mine.dtype}; start both with the same --policy",
+                )
+        counts = f"the learner's policy has {len(theirs)} tensors, this actor's {len(ours)}"
+        raise Refused("policy", f"{counts}; start both with the same --policy")
+    return policy
