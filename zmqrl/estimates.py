@@ -41,6 +41,7 @@ class Evaluation:
 
 
 def policy_evaluate(policy: Policy, observations: Tree, actions: Tree) -> tuple[Tensor, Tensor, Tensor]:
+    """The default EvaluateFn: the policy's own method."""
     return policy.evaluate_actions(observations, actions)
 
 
@@ -88,3 +89,17 @@ def estimate(config: AsyncActorLearnerConfig, rollout: Rollout, evaluation: Eval
         rho_bar=config.vtrace_rho_bar,
         c_bar=config.vtrace_c_bar,
     )
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 - var(returns - values) / var(returns), from minus infinity to 1; 0 if all returns are equal."""
+    if returns.numel() < 2:
+        return 0.0
+    variance = float(returns.var(correction=0))
+    return 0.0 if variance == 0.0 else 1.0 - float((returns - values).var(correction=0)) / variance
+
+
+def ratio_error(log_probs: Tensor, behavior_log_probs: Tensor, valid: Tensor) -> float:
+    """Max |ratio - 1| over the valid rows, between the learner's policy and the one that acted."""
+    error = torch.expm1(log_probs - behavior_log_probs).abs()
+    return float(torch.where(valid, error, 0.0).max())

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from zmqrl.config import AsyncActorLearnerConfig
 from zmqrl.estimates import EvaluateFn, ValueFn, estimate, evaluate_rollout
-from zmqrl.messages import Command, SaveCheckpoint, SetLearningRate, Shutdown, Terms
+from zmqrl.messages import Command, SaveCheckpoint, SetLearningRate, Shutdown
 from zmqrl.ppo import PPOTrainer
 from zmqrl.progress import RECENT_EPISODES, LearnerReport, TrainingStats, UpdateRecord
 from zmqrl.rollout import RolloutBuffer
 from zmqrl.starvation import StarvationWatch
+from zmqrl.terms import terms_of
 from zmqrl.transport.bus import LearnerBus
 
 WAKE_INTERVAL = 0.5
@@ -34,12 +35,13 @@ def learner_loop(
     """Train until the run's env steps are consumed, `on_update` returns a reason to stop, or a Shutdown comes.
 
     evaluate_fn(policy, observations, actions) -> (log_probs, entropy, values) and value_fn(policy, observations)
-    -> values default to the policy's own methods. Continues at `trainer.counters`. Every actor is told Shutdown
-    whichever way it ends. `report` is filled in as it goes, for a caller who wants it after an error. Raises StarvationError, TrainingError, or what `on_update` raises.
+    -> values default to the policy's own methods. Continues at `trainer.counters`. `report` is filled in as it
+    goes, for a caller who wants it after an error. Every actor is told Shutdown whichever way it ends.
+    Raises StarvationError, TrainingError, or what `on_update` raises.
     """
     loop = _Loop(config.validate(), trainer, bus, report or LearnerReport())
     counters, report = trainer.counters, loop.report
-    bus.open(terms_of(config, trainer, bus))
+    bus.open(terms_of(config, trainer.policy, bus))
     bus.publish(trainer.policy_broadcast(counters.version))
     try:
         while counters.updates < config.total_updates and loop.fill():
@@ -69,31 +71,6 @@ def learner_loop(
     finally:
         bus.shutdown(report.stopped_because)
     return trainer, report
-
-
-def terms_of(config: AsyncActorLearnerConfig, trainer: PPOTrainer, bus: LearnerBus) -> Terms:
-    """What each Welcome says."""
-    policy = trainer.policy
-    spaces = (policy.observation_space, policy.action_space)
-    return Terms(
-        run_id=bus.run_id,
-        epoch=bus.epoch,
-        num_actors=config.num_actors,
-        num_envs=config.num_envs,
-        num_steps=config.num_steps,
-        chunk_steps=bus.chunk_steps(config.num_steps, config.num_envs, *spaces),
-        max_lead_steps=config.lead_steps,
-        fill=config.fill,
-        seed=config.seed,
-        observation_space=policy.observation_space,
-        action_space=policy.action_space,
-        policy=policy.described(),
-        manifest=policy.flat.manifest(),
-        heartbeat_interval=bus.transport.heartbeat_interval,
-        lease=bus.transport.lease,
-        rejoin_timeout=bus.transport.rejoin_timeout,
-        env=bus.env,
-    )
 
 
 class _Loop:

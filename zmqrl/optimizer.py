@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+from zmqrl.errors import CheckpointError
 
 
 class FlatAdam:
@@ -36,3 +40,20 @@ class FlatAdam:
             maximize=False,
             found_inf=failed,
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What continues it bit for bit."""
+        return {"first_moment": self.first_moment, "second_moment": self.second_moment, "steps": self.steps}
+
+
+def replace_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Write the given values into our tensors. CheckpointError if names or shapes differ; nothing is changed then."""
+    for name in own.keys() | given.keys():
+        ours, theirs = (list(group[name].shape) if name in group else "none" for group in (own, given))
+        if ours != theirs:
+            raise CheckpointError(
+                f"tensor {name} of the checkpoint has shape {theirs}, this run's {ours}: it is of another network; "
+                "use the configuration that is saved with the checkpoint"
+            )
+    for name, tensor in own.items():
+        tensor.copy_(given[name])

@@ -6,21 +6,20 @@ Legend: T rows, B columns of a rollout, R rows of a minibatch.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from zmqrl.config import PPOConfig
-from zmqrl.errors import CheckpointError, ConfigError, TrainingError
-from zmqrl.estimates import EvaluateFn, Evaluation, policy_evaluate
+from zmqrl.errors import ConfigError, TrainingError
+from zmqrl.estimates import EvaluateFn, Evaluation, explained_variance, policy_evaluate, ratio_error
 from zmqrl.messages import PolicyBroadcast
-from zmqrl.optimizer import FlatAdam
+from zmqrl.optimizer import FlatAdam, replace_tensors
 from zmqrl.policies import Policy
 from zmqrl.progress import Counters, TrainingStats
-from zmqrl.rollout import Rollout, Rows, merge_time
-from zmqrl.spaces import map_tree
+from zmqrl.rollout import Rollout, Rows, valid_rows
 
 
 class LossTerms(NamedTuple):
@@ -79,11 +78,12 @@ def normalize(advantages: Tensor) -> Tensor:
     return nn.functional.layer_norm(advantages, advantages.shape, eps=1e-16)  # one kernel instead of four
 
 
-# --- the trainer ---------------------------------------------------------------------------------------
-
-
 TABLE = ("policy loss", "value loss", "entropy", "approximate KL", "clip fraction", "loss", "gradient norm")
 """What is kept of each minibatch until the end of the update: the fields of LossTerms, and one more."""
+
+
+RANDOM_STATE = "random.minibatches"
+"""Name in a checkpoint."""
 
 
 class PPOTrainer:
@@ -122,23 +122,19 @@ class PPOTrainer:
         if it came up in a minibatch, neither that minibatch nor a later one touched the parameters.
         """
         old_log_probs = rollout.log_probs if old_log_probs is None else old_log_probs
-        numbers = torch.stack([merge_time(x) for x in (old_log_probs, evaluation.values, advantages, returns)])
-        rows = Rows(map_tree(merge_time, rollout.observations), map_tree(merge_time, rollout.actions), numbers)
-        index = merge_time(rollout.valid).nonzero().squeeze(1)
-        if len(index) < rollout.valid.numel():
-            rows = rows.gather(index)
-        self._check_inputs(rows.numbers, index, rollout.valid.shape[1])
+        numbers = {"log-prob": old_log_probs, "value": evaluation.values, "advantage": advantages, "return": returns}
+        rows = valid_rows(rollout, numbers, f"update {self.counters.updates + 1}")
         rate, clip_range = self._scheduled(progress)
         table, steps, epochs = self._run_epochs(rows, rate, clip_range, evaluate_fn or policy_evaluate)
         self.policy.update_statistics(rows.observations)
         self.counters.updates += 1
         return TrainingStats(
             **{name: _mean(table[:, column]) for column, name in enumerate(LossTerms._fields) if name != "loss"},
-            explained_variance=_explained_variance(rows.numbers[1], rows.numbers[3]),
+            explained_variance=explained_variance(rows.numbers[1], rows.numbers[3]),
             grad_norm=_mean(table[:steps, -1]),
             learning_rate=rate,
             clip_range=clip_range,
-            ratio_error=_ratio_error(evaluation.log_probs, rollout.log_probs, rollout.valid),
+            ratio_error=ratio_error(evaluation.log_probs, rollout.log_probs, rollout.valid),
             epochs=epochs,
             minibatches=steps,
         )
@@ -201,17 +197,6 @@ class PPOTrainer:
             )
         return table
 
-    def _check_inputs(self, numbers: Tensor, index: Tensor, columns: int) -> None:
-        if bool(numbers.isfinite().all()):
-            return
-        which, row = (~numbers.isfinite()).nonzero()[0].tolist()
-        name = ("log-prob of the behavior policy", "value", "advantage", "return")[which]
-        t, b = divmod(int(index[row]), columns)
-        raise TrainingError(
-            f"update {self.counters.updates + 1}: the {name} of row {t}, column {b} is {numbers[which, row]:g}; "
-            "nothing has been changed. Look at the rewards and observations of that column's environment"
-        )
-
     # --- schedules ---
 
     def _scheduled(self, progress: float) -> tuple[float, float]:
@@ -240,51 +225,22 @@ class PPOTrainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors on the CPU, facts for JSON): with `load_state`, training goes on bit for bit."""
         tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self._tensors().items()}
-        tensors["random.minibatches"] = self._generator.get_state()
+        tensors[RANDOM_STATE] = self._generator.get_state()
         return tensors, {"counters": asdict(self.counters), "learning_rate": self._fixed_rate}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Take over what `state` gave. CheckpointError if it is of another network; nothing is changed then."""
-        own = self._tensors() | {"random.minibatches": self._generator.get_state()}
-        for name in own.keys() | tensors.keys():
-            ours, theirs = (group[name].shape if name in group else None for group in (own, tensors))
-            if ours != theirs:
-                raise CheckpointError(
-                    f"tensor {name} of the checkpoint has shape {_shape(theirs)}, this run's {_shape(ours)}: it is of "
-                    "another network; use the configuration that is saved with the checkpoint"
-                )
-        try:
-            counters = Counters(**{field.name: int(facts["counters"][field.name]) for field in fields(Counters)})
-            fixed_rate = facts["learning_rate"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint lacks a count, or it is no number: {error}") from None
-        for name, tensor in self._tensors().items():
-            tensor.copy_(tensors[name])
-        self._generator.set_state(tensors["random.minibatches"].cpu())
-        self.counters, self._fixed_rate = counters, fixed_rate
+        counters = Counters.from_facts(facts.get("counters"))
+        random = {RANDOM_STATE: self._generator.get_state()}
+        replace_tensors(self._tensors() | random, tensors)
+        self._generator.set_state(random[RANDOM_STATE])
+        self.counters, self._fixed_rate = counters, facts.get("learning_rate")
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {f"policy.{name}": tensor for name, tensor in self.policy.flat.tensors().items()}
-        adam = self._optimizer
-        named |= {"adam.first_moment": adam.first_moment, "adam.second_moment": adam.second_moment}
-        return named | {"adam.steps": adam.steps}
+        return {f"policy.{name}": tensor for name, tensor in self.policy.flat.tensors().items()} | {
+            f"adam.{name}": tensor for name, tensor in self._optimizer.tensors().items()
+        }
 
 
 def _mean(column: Tensor) -> float:
     return float(column.mean()) if len(column) else 0.0
-
-
-def _shape(shape: torch.Size | None) -> str:
-    return "none" if shape is None else str(list(shape))
-
-
-def _explained_variance(values: Tensor, returns: Tensor) -> float:
-    if returns.numel() < 2:
-        return 0.0
-    variance = float(returns.var(correction=0))
-    return 0.0 if variance == 0.0 else 1.0 - float((returns - values).var(correction=0)) / variance
-
-
-def _ratio_error(log_probs: Tensor, behavior_log_probs: Tensor, valid: Tensor) -> float:
-    error = torch.expm1(log_probs - behavior_log_probs).abs()
-    return float(torch.where(valid, error, 0.0).max())

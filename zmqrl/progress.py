@@ -6,10 +6,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
+from zmqrl.errors import CheckpointError
 from zmqrl.messages import Command
 
 PHASES = ("waiting", "placing", "estimating", "updating", "publishing")
@@ -28,6 +30,14 @@ class Counters:
     episodes: int = 0
     version: int = 0
     broadcasts: int = 0
+
+    @classmethod
+    def from_facts(cls, facts: Any) -> Counters:
+        """From the facts of a checkpoint; CheckpointError if one is missing or no number."""
+        try:
+            return cls(**{field.name: int(facts[field.name]) for field in fields(cls)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint lacks a count, or it is no number: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ chunk closed with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zmqrl.errors import ZmqrlError
+from zmqrl.errors import TrainingError, ZmqrlError
 from zmqrl.messages import Experience
 from zmqrl.spaces import BoxSpec, SpaceSpec, Tree, describe, leaves_of, map_tree, tree_of, walk
 
@@ -321,6 +321,8 @@ class Rows(NamedTuple):
     """[4, R] float32: old log-probs, old values, advantages, returns. One tensor, so that one gather takes them."""
 
     def gather(self, index: Tensor) -> Rows:
+        """Copies of these rows, in this order."""
+
         def chosen(leaf: Tensor) -> Tensor:
             return leaf.index_select(0, index)
 
@@ -334,3 +336,23 @@ class Rows(NamedTuple):
         for index in range(count):
             rows = slice(start, start := (index + 1) * total // count)
             yield Rows(take(self.observations, rows), take(self.actions, rows), self.numbers[:, rows])
+
+
+def valid_rows(rollout: Rollout, numbers: Mapping[str, Tensor], when: str) -> Rows:
+    """The env steps of a rollout with what is said of each, [T, B] by name, in the order of `Rows.numbers`.
+
+    TrainingError, which begins with `when`, if one of the numbers is not finite.
+    """
+    stacked = torch.stack([merge_time(values) for values in numbers.values()])
+    rows = Rows(map_tree(merge_time, rollout.observations), map_tree(merge_time, rollout.actions), stacked)
+    index = merge_time(rollout.valid).nonzero().squeeze(1)
+    if len(index) < rollout.valid.numel():
+        rows = rows.gather(index)
+    if not bool(rows.numbers.isfinite().all()):
+        which, row = (~rows.numbers.isfinite()).nonzero()[0].tolist()
+        t, b = divmod(int(index[row]), rollout.valid.shape[1])
+        raise TrainingError(
+            f"{when}: the {list(numbers)[which]} of row {t}, column {b} is {rows.numbers[which, row]:g}; nothing has "
+            "been changed. Look at the rewards and observations of that column's environment"
+        )
+    return rows

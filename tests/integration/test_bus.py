@@ -359,7 +359,9 @@ def test_shutdown_reaches_all_also_one_in_a_slow_step_and_one_that_just_joined(b
 
     actors = [bus.connect(hello()) for _ in range(2)]
     ender = threading.Thread(target=bus.shutdown, args=("done",))
-    threads = [threading.Thread(target=act, args=(actor, slow)) for actor, slow in zip(actors, (True, False), strict=True)]
+    threads = [
+        threading.Thread(target=act, args=(actor, slow)) for actor, slow in zip(actors, (True, False), strict=True)
+    ]
     for thread in threads:
         thread.start()
     threads.append(threading.Thread(target=act, args=(bus.connect(hello()), False)))
@@ -561,9 +563,7 @@ def test_an_actor_answers_a_request_to_send_again(bind: Bind) -> None:
             pull.linger = 0
             stack.callback(pull.close)
         actors: list[ActorBus] = []
-        thread = threading.Thread(
-            target=lambda: actors.append(connect_actor(f"tcp://127.0.0.1:{port}", hello(), FAST))
-        )
+        thread = threading.Thread(target=lambda: actors.append(connect_actor(f"tcp://127.0.0.1:{port}", hello(), FAST)))
         thread.start()
         identity = router.recv_multipart()[0]
         terms = Terms("r", 1, 1, N, 8, T, 64, "quota", 0, OBSERVATIONS, ACTIONS, {}, (), 0.05, 10.0, 10.0)
@@ -914,34 +914,40 @@ def test_an_actor_may_come_before_its_learner(tmp_path: Path) -> None:
 # --- addresses and what is left behind -------------------------------------------------------------------
 
 
-def test_each_socket_has_its_own_free_port_or_the_two_after_a_fixed_one() -> None:
+def three_free_ports() -> int:
+    """The first of three in a row, below those that the system gives to outgoing connections."""
+    for first in np.random.default_rng().permutation(range(20_000, 32_000, 3)).tolist():
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + 3):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return int(first)
+    raise AssertionError("no three free ports in a row")
+
+
+def test_port_0_gives_each_socket_a_free_port_of_its_own() -> None:
     with bind_learner("tcp://127.0.0.1:0", FAST) as bus:
         ports = {bus.control_address.port, bus.experience_port, bus.policy_port}
         assert len(ports) == 3
         assert 0 not in ports
-    base = bus.control_address.port
-    for port in range(base, base + 3000, 3):
-        try:
-            fixed = bind_learner(f"tcp://localhost:{port}", FAST)
-        except AddressError:
-            continue
-        with fixed:
-            assert (fixed.control_address.port, fixed.experience_port, fixed.policy_port) == (port, port + 1, port + 2)
-            assert fixed.join_string.startswith(f"zmqrl://127.0.0.1:{port}?run_id=")
-        return
-    raise AssertionError("no three free ports in a row")
+
+
+def test_a_fixed_port_is_followed_by_the_two_after_it() -> None:
+    port = three_free_ports()
+    with bind_learner(f"tcp://localhost:{port}", FAST) as bus:
+        assert (bus.control_address.port, bus.experience_port, bus.policy_port) == (port, port + 1, port + 2)
+        assert bus.join_string.startswith(f"zmqrl://127.0.0.1:{port}?run_id=")
+    bind_learner(f"tcp://localhost:{port}", FAST).close()
 
 
 @pytest.mark.parametrize(("offset", "role"), [(0, "control"), (1, "experience"), (2, "policies")])
 def test_a_port_in_use_is_named_and_the_others_are_given_back(offset: int, role: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        taken = busy.getsockname()[1]
+    port = three_free_ports()
+    with socket.create_server(("127.0.0.1", port + offset)):
         with pytest.raises(AddressError) as error:
-            bind_learner(f"tcp://127.0.0.1:{taken - offset}", FAST)
-        assert f"port {taken} ({role}) is taken by another process" in str(error.value)
-        for other in {taken - offset, taken - offset + 1} - {taken}:
-            if other < taken:
-                socket.create_server(("127.0.0.1", other)).close()
+            bind_learner(f"tcp://127.0.0.1:{port}", FAST)
+        assert f"port {port + offset} ({role}) is taken by another process" in str(error.value)
+        for other in {0, 1, 2} - {offset}:
+            socket.create_server(("127.0.0.1", port + other)).close()
 
 
 @pytest.mark.parametrize(
@@ -1011,6 +1017,23 @@ def test_files_of_a_dead_learner_and_of_others_are_not_taken_over(tmp_path: Path
     assert (tmp_path / "notes").read_text() == "mine"
 
 
+def test_an_actor_that_heard_shutdown_does_not_wait_long_for_a_learner_that_ended(
+    bind: Bind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqrl.transport.actor_bus.GONE_AFTER", 0.2)
+    bus = bind("tcp", replace(FAST, shutdown_timeout=0.1))
+    open_bus(bus)
+    with bus.connect(hello()) as actor:
+        bus.shutdown("done")
+        until(lambda: actor.shutdown is not None, actor.wait)
+        bus.close()
+        actor.send(chunk())
+        began = time.monotonic()
+        settlement = actor.settle(100.0)
+        assert time.monotonic() - began < PATIENCE
+        assert settlement.steps_lost == {"unacknowledged": ROWS}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left_whoever_closes_first(bind: Bind, kind: str, tmp_path: Path) -> None:
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -1040,7 +1063,9 @@ def test_a_killed_learner_leaves_an_actor_that_ends_by_itself(tmp_path: Path) ->
         "sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", program]
-    learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    learner = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
     try:
         assert learner.stdout is not None
         join = learner.stdout.readline()

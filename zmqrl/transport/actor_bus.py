@@ -138,7 +138,7 @@ class SocketActorBus(Inbox):
         self._lease = transport.lease
         self._beat_interval = transport.heartbeat_interval
         # shared with the loop's thread
-        self._outgoing: deque[SentChunk] = deque()
+        self._outgoing: deque[tuple[int, SentChunk]] = deque()  # with the session they belong to
         self._refused: Refuse | None = None
         self._goodbye: Goodbye | None = None
         self._farewell = False
@@ -177,8 +177,8 @@ class SocketActorBus(Inbox):
                 raise self._failure
             return self._welcome is not None
 
-    def _transmit(self, chunk: SentChunk) -> None:
-        self._outgoing.append(chunk)
+    def _transmit(self, chunk: SentChunk, session: int) -> None:
+        self._outgoing.append((session, chunk))
         self._wakeup.ring()
 
     def _leave(self) -> None:
@@ -214,7 +214,12 @@ class SocketActorBus(Inbox):
     def _run(self) -> None:
         try:
             while not self._closing:
-                due = self._run_timers(time.monotonic())
+                now = time.monotonic()
+                due = self._run_timers(now)
+                if self._leaving:
+                    due = min(due, now + LEAVING_INTERVAL)
+                    with self._changed:
+                        self._changed.notify_all()  # time alone may settle the account
                 events = dict(zmq.zmq_poll(self._interests(), max(0, 1 + int((due - time.monotonic()) * 1000))))
                 self._wakeup.clear()
                 if events.get(self._dealer, 0) & zmq.POLLIN:
@@ -263,10 +268,9 @@ class SocketActorBus(Inbox):
             return now
         if now >= self._beat_due:
             self._beat(now)
-        due = self._beat_due
         if self._leaving:
-            due = min(due, now + LEAVING_INTERVAL)
-            self._beat_due = min(self._beat_due, due)
+            self._beat_due = min(self._beat_due, now + LEAVING_INTERVAL)
+        due = self._beat_due
         if self._goodbye is not None and not self._farewell:
             if now >= self._goodbye_due:
                 self._say(self._goodbye)
@@ -330,13 +334,14 @@ class SocketActorBus(Inbox):
         if push is None or self._phase is _Phase.JOINING:
             return
         while self._outgoing:
-            chunk = self._outgoing[0]
-            try:
-                push.send_multipart(chunk.frames, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+            session, chunk = self._outgoing[0]
+            if session == self._session:
+                try:
+                    push.send_multipart(chunk.frames, zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    return
+                self._sent_seq = max(self._sent_seq, chunk.seq + 1)
             self._outgoing.popleft()
-            self._sent_seq = max(self._sent_seq, chunk.seq + 1)
 
     def _read_dealer(self) -> None:
         while (frames := read_frames(self._dealer, MAX_FRAMES)) is not None:
@@ -383,7 +388,7 @@ class SocketActorBus(Inbox):
             with self._changed:
                 again = list(self._window.between(known, self._window.next_seq))
             self._outgoing.clear()
-            self._outgoing.extend(again)
+            self._outgoing.extend((self._session, chunk) for chunk in again)
         self._beat_interval, self._lease, self._rejoin_timeout = (
             terms.heartbeat_interval,
             terms.lease,
@@ -432,8 +437,8 @@ class SocketActorBus(Inbox):
             if self._phase is _Phase.JOINING or resend.epoch != self._welcome.terms.epoch:
                 return
             again = list(self._window.between(resend.first_seq, min(resend.last_seq, self._sent_seq)))
-        waiting = {chunk.seq for chunk in list(self._outgoing)}
-        self._outgoing.extendleft(chunk for chunk in reversed(again) if chunk.seq not in waiting)
+        waiting = {chunk.seq for _, chunk in list(self._outgoing)}
+        self._outgoing.extendleft((self._session, chunk) for chunk in reversed(again) if chunk.seq not in waiting)
 
     def _read_sub(self) -> None:
         """Drain it, and join the frames of the newest policy only."""

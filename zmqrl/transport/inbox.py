@@ -99,9 +99,9 @@ class Inbox(ABC):
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            chunk = self._pack(experience)
+            chunk, session = self._pack(experience), self._session
         if chunk is not None:
-            self._transmit(chunk)
+            self._transmit(chunk, session)
 
     def _pack(self, experience: Experience) -> SentChunk | None:
         env_steps = experience.env_steps
@@ -147,8 +147,8 @@ class Inbox(ABC):
     # --- to be given by each transport -------------------------------------------------------------------
 
     @abstractmethod
-    def _transmit(self, chunk: SentChunk) -> None:
-        """Send a chunk for the first time."""
+    def _transmit(self, chunk: SentChunk, session: int) -> None:
+        """Send a chunk of this session for the first time."""
 
     @abstractmethod
     def _leave(self) -> None:

@@ -68,6 +68,7 @@ from zmqrl.transport.sockets import (
     Wakeup,
     listen,
     open_socket,
+    raise_descriptor_limit,
     read_frames,
 )
 
@@ -117,6 +118,7 @@ def bind_learner(
         ("experience", control.beside(ports[1], EXPERIENCE_SUFFIX)),
         ("policies", control.beside(ports[2], POLICY_SUFFIX)),
     ]
+    raise_descriptor_limit()
     listeners: list[Listener] = []
     try:
         for role, place in wanted:

@@ -144,7 +144,7 @@ class MemoryActorBus(Inbox):
             case _:
                 pass  # answers to what was called directly, and refusals, which the learner's side logs
 
-    def _transmit(self, chunk: SentChunk) -> None:
+    def _transmit(self, chunk: SentChunk, session: int) -> None:
         self._learner.hear_experience(chunk.frames, time.monotonic())
 
     def _leave(self) -> None:

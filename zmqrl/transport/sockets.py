@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import socket
 import threading
 from contextlib import suppress
@@ -153,6 +154,14 @@ def _why_no_file(address: Address, role: str, error: OSError) -> str:
     if answered:
         return f"address in use: {address}: another learner listens there ({role}); choose another name"
     return f"address in use: {address}: a learner that died left this socket file; remove it, or choose another name"
+
+
+def raise_descriptor_limit() -> None:
+    """Three connections per actor soon exceed the usual soft limit of 1,024, where libzmq ends the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 # --- waking and leaving ----------------------------------------------------------------------------------
