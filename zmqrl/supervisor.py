@@ -6,7 +6,6 @@ its own, so that Ctrl-C in a terminal reaches the launcher alone, which tells th
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -15,11 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from zmqrl.errors import ActorFailed
 from zmqrl.messages import ActorStats
@@ -32,33 +31,33 @@ if TYPE_CHECKING:
 PARENT_VARIABLE = "ZMQRL_PARENT_PID"
 STARTED_VARIABLE = "ZMQRL_STARTED"
 
-KILL_AFTER = 5.0
+GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL. A learner needs well below one to save; an actor in a long env.step
 cannot answer at all and would otherwise stay for as long as the step takes."""
 
-_PR_SET_PDEATHSIG = 1
+PARENT_INTERVAL = 0.5
+"""Seconds between two looks at the parent. Linux could signal its death, but that of its thread too."""
+
+
+# --- on the side of a supervised process ---------------------------------------------------------------
 
 
 def die_with_parent() -> None:
     """Called by a supervised process first of all: SIGTERM when the launcher dies, however it dies.
 
-    Linux signals it; elsewhere a thread watches. The launcher may have died before this call: then leave at once.
+    Whoever cannot answer that within `GRACE` seconds is killed, with all processes of its group.
     """
     expected = os.environ.pop(PARENT_VARIABLE, "")
-    if not expected:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    else:
+    if expected:
         threading.Thread(target=_watch_parent, args=(int(expected),), daemon=True, name="parent-watch").start()
-    if os.getppid() != int(expected):
-        sys.exit(0)
 
 
 def _watch_parent(expected: int) -> None:
     while os.getppid() == expected:
-        time.sleep(1.0)
+        time.sleep(PARENT_INTERVAL)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def seconds_since_started() -> float:
@@ -84,23 +83,68 @@ def _clock() -> float:
 _IMPORTED = _clock()
 
 
+# --- on the side of the launcher -----------------------------------------------------------------------
+
+
+def command(verb: str, *arguments: str) -> list[str]:
+    """The command line of a verb, by this interpreter."""
+    return [sys.executable, "-m", "zmqrl", verb, *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a supervised process: whose child it is, and when the user's command began."""
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid()), STARTED_VARIABLE: _started()}
+
+
+def _spawn(
+    words: Sequence[str], stdin_text: str | None, stdout: IO[str] | int | None, stderr: int | None
+) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, which reads `stdin_text` and then the end of its input."""
+    process = subprocess.Popen(
+        words,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL if stdin_text is None else subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        process_group=0,
+    )
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(stdin_text or "")
+        process.stdin = None  # or `communicate` would use it, closed as it is
+    return process
+
+
 @dataclass
 class Child:
     """One supervised process."""
 
     name: str
-    command: Sequence[str]
-    process: subprocess.Popen[str]
+    words: Sequence[str]
+    """Its command line."""
+    stdin_text: str | None
     log: Path | None
-    stdin_text: str | None = None
-    began: float = field(default_factory=time.monotonic)
-    restarts: int = 0
+    """Where its output goes; None is this terminal."""
+    process: subprocess.Popen[str]
 
     @property
     def exit_code(self) -> int | None:
         """None while it runs; 128 + signal if a signal ended it."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it alone, not to its own children; if it is gone, that is no error."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    def kill_group(self) -> None:
+        """Kill it and all it started; also what it left behind if it has ended, as an environment's workers."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def last_lines(self, count: int = 30) -> str:
         """The end of its log, where a traceback is."""
@@ -116,44 +160,22 @@ class Supervisor:
         """`logs`: folder for the output of children that do not share this terminal."""
         self._logs = logs
         self.children: list[Child] = []
+        self.grace = GRACE
+        """Seconds between SIGTERM and SIGKILL when the block is left."""
 
     def start(
-        self, name: str, arguments: Sequence[str], *, stdin_text: str | None = None, share_terminal: bool = False
+        self, name: str, words: Sequence[str], *, stdin_text: str | None = None, share_terminal: bool = False
     ) -> Child:
-        """Start `python -m zmqrl <arguments>`; call it from the main thread (its death is what children watch)."""
-        child = self._spawn(name, [sys.executable, "-m", "zmqrl", *arguments], stdin_text, share_terminal)
+        """Start a command, see `command`."""
+        log = None if share_terminal or self._logs is None else self._logs / f"{name}.log"
+        child = Child(name, words, stdin_text, log, _start(words, stdin_text, log))
         self.children.append(child)
         return child
 
-    def _spawn(self, name: str, command: Sequence[str], stdin_text: str | None, share_terminal: bool) -> Child:
-        log = None if share_terminal or self._logs is None else self._logs / f"{name}.log"
-        with ExitStack() as stack:
-            output = stack.enter_context(log.open("a")) if log else None
-            process = subprocess.Popen(
-                command,
-                env=child_environment(),
-                stdin=subprocess.DEVNULL if stdin_text is None else subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT if output else None,
-                text=True,
-                process_group=0,
-            )
-        if process.stdin is not None:
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(stdin_text or "")
-        return Child(name, command, process, log, stdin_text)
-
     def restart(self, child: Child) -> None:
-        """Start the same command again, under the same name and log."""
-        fresh = self._spawn(child.name, child.command, child.stdin_text, child.log is None)
-        child.process, child.began = fresh.process, fresh.began
-        child.restarts += 1
-
-    def signal(self, child: Child, number: int) -> None:
-        """Send a signal to the child's whole process group; one that is gone is no error."""
-        if child.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.process.pid, number)
+        """Start the same command again, under the same name and log; what it left behind is killed before."""
+        child.kill_group()
+        child.process = _start(child.words, child.stdin_text, child.log)
 
     def wait(self, children: Sequence[Child], timeout: float) -> bool:
         """Wait until all of these have ended; False after `timeout` seconds."""
@@ -165,16 +187,15 @@ class Supervisor:
                 return False
         return True
 
-    def end(self, grace: float = KILL_AFTER) -> None:
-        """SIGTERM to all that live, SIGKILL to their groups after `grace` seconds."""
-        for child in self.children:
-            self.signal(child, signal.SIGTERM)
-        self.wait(self.children, grace)
-        for child in self.children:
-            # the group even if its leader has ended: workers of an environment may have stayed behind
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.process.pid, signal.SIGKILL)
-            child.process.wait()
+    def end(self) -> None:
+        """SIGTERM to all that live, SIGKILL to their groups after `grace` seconds, or at once if interrupted."""
+        try:
+            for child in self.children:
+                child.signal(signal.SIGTERM)
+            self.wait(self.children, self.grace)
+        finally:
+            for child in self.children:
+                child.kill_group()
 
     def __enter__(self) -> Self:
         return self
@@ -183,6 +204,14 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+
+def _start(words: Sequence[str], stdin_text: str | None, log: Path | None) -> subprocess.Popen[str]:
+    with log.open("a") if log else nullcontext() as output:
+        return _spawn(words, stdin_text, output, subprocess.STDOUT if output else None)
+
+
+# --- actors of this program ----------------------------------------------------------------------------
 
 
 class ActorHandle:
@@ -219,8 +248,8 @@ def spawn_actor(
 
 
 def _spawn_thread(bus: LearnerBus, env: EnvConfig | Callable[[], VectorEnvironment], num_envs: int) -> ActorHandle:
-    from zmqrl.joining import run_actor
     from zmqrl.envs import make_envs
+    from zmqrl.joining import run_actor
 
     outcome: list[ActorStats | BaseException] = []
 
@@ -247,24 +276,11 @@ def _spawn_thread(bus: LearnerBus, env: EnvConfig | Callable[[], VectorEnvironme
     return ActorHandle(join)
 
 
-def child_environment() -> dict[str, str]:
-    """The environment of a supervised process: whose child it is, and when the user's command began."""
-    return {**os.environ, PARENT_VARIABLE: str(os.getpid()), STARTED_VARIABLE: _started()}
-
-
 def _spawn_process(bus: LearnerBus, env: EnvConfig, num_envs: int) -> ActorHandle:
-    flags = ["--join", "-", "--json", "--num-envs", str(num_envs), *environment_flags(env)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "zmqrl", "actor", *flags],
-        env=child_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+    words = command("actor", "--join", "-", "--json", "--num-envs", str(num_envs), *environment_flags(env))
+    process = _spawn(words, bus.join_string, subprocess.PIPE, subprocess.PIPE)
     answers: list[tuple[str, str]] = []
-    reader = threading.Thread(target=lambda: answers.append(process.communicate(bus.join_string)), daemon=True)
+    reader = threading.Thread(target=lambda: answers.append(process.communicate()), daemon=True)
     reader.start()
 
     def join(timeout: float | None) -> ActorStats:

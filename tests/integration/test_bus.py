@@ -140,7 +140,7 @@ def first_policy(actor: ActorBus) -> PolicyBroadcast:
 
 
 def receive(bus: LearnerBus, count: int, slots: set[int] | None = None) -> list[Experience]:
-    found = []
+    found: list[Experience] = []
     for _ in range(count):
         experience = bus.receive(slots, PATIENCE)
         assert experience is not None, f"only {len(found)} of {count} chunks arrived"
@@ -259,7 +259,7 @@ def test_only_the_newest_policy_is_taken(bind: Bind, kind: str) -> None:
         first_policy(actor)
         for version in range(1, 60):
             bus.publish(PolicyBroadcast(version, bytes([version]) * 1000))
-        versions = []
+        versions: list[int] = []
         until(lambda: _take(actor, versions) == 59, actor.wait)
         assert versions == sorted(set(versions))
 
@@ -288,7 +288,7 @@ def test_a_policy_of_many_frames_arrives_whole(bind: Bind, kind: str) -> None:
 def test_refusals_reach_the_actor_in_words(bind: Bind, kind: str) -> None:
     bus = bind(kind)
     open_bus(bus, num_actors=1)
-    cases = [
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"num_envs": 7}, "num_envs", "2 environments each, this one 7"),
         ({"action_space": DiscreteSpec(3)}, "spaces", "action: learner has Discrete(2), this actor Discrete(3)"),
         ({"protocol": 9}, "protocol", "protocol 1, this actor protocol 9"),
@@ -359,9 +359,7 @@ def test_shutdown_reaches_all_also_one_in_a_slow_step_and_one_that_just_joined(b
 
     actors = [bus.connect(hello()) for _ in range(2)]
     ender = threading.Thread(target=bus.shutdown, args=("done",))
-    threads = [
-        threading.Thread(target=act, args=(actor, slow)) for actor, slow in zip(actors, (True, False), strict=True)
-    ]
+    threads = [threading.Thread(target=act, args=pair) for pair in zip(actors, (True, False), strict=True)]
     for thread in threads:
         thread.start()
     threads.append(threading.Thread(target=act, args=(bus.connect(hello()), False)))
@@ -403,7 +401,7 @@ def test_a_rewound_learner_begins_a_new_epoch_and_actors_join_again(bind: Bind, 
         until(lambda: actor.credit.received_seq == 2 or kind == "memory", actor.wait)
         bus.epoch += 1
         open_bus(bus)
-        until(lambda: actor._session == 2, actor.wait)  # what is not read is not in effect
+        until(lambda: actor.welcome.terms.epoch == 2, actor.wait)  # but `session` has not been read
         actor.send(chunk(2))
         assert actor.take_policy() is None
         assert actor.session == 2
@@ -501,6 +499,9 @@ class Peer:
                 return message
         raise AssertionError(f"no {kind.__name__} came")
 
+    def pause(self, timeout: float) -> None:
+        self.dealer.poll(int(timeout * 1000))
+
     def join(self) -> Welcome:
         self.say(hello(self.incarnation))
         welcome: Welcome = self.hear(Welcome)
@@ -546,7 +547,7 @@ def test_a_chunk_lost_and_sent_again_is_as_if_it_never_was(bind: Bind) -> None:
         for seq in (0, 2, 2, 1, 1):
             peer.send(seq)
         assert [e.seq for e in receive(bus, 3)] == [0, 1, 2]
-        until(lambda: bus.accounts()[0].duplicates == 2, peer.dealer.poll)
+        until(lambda: bus.accounts()[0].duplicates == 2, peer.pause)
     assert bus.accounts()[0].cuts == 0
 
 
@@ -772,8 +773,8 @@ def test_a_new_incarnation_takes_the_slot_of_a_dead_one(bind: Bind) -> None:
     with Peer(bus) as dead:
         dead.join()
         dead.send(0)
-        until(lambda: bus.accounts()[0].received == ROWS, dead.dealer.poll)
-        until(lambda: not bus.slots()[0].alive, dead.dealer.poll)
+        until(lambda: bus.accounts()[0].received == ROWS, dead.pause)
+        until(lambda: not bus.slots()[0].alive, dead.pause)
         with bus.connect(hello()) as actor:
             assert actor.welcome.slot == 0
             actor.send(chunk(5))
@@ -876,7 +877,12 @@ def test_an_admin_on_this_machine_is_heard_and_answered(bind: Bind) -> None:
     with Peer(bus) as peer:
         peer.say(Command(12, SetLearningRate(1e-3)))
         commands: list[Command] = []
-        until(lambda: bool(commands.extend(bus.commands()) or commands), peer.dealer.poll)
+
+        def look() -> bool:
+            commands.extend(bus.commands())
+            return bool(commands)
+
+        until(look, peer.pause)
         assert commands[0].message == SetLearningRate(1e-3)
         bus.answer(commands[0].request, True, "set")
         assert peer.hear(CommandResult) == CommandResult(12, True, "set")

@@ -94,7 +94,7 @@ TERMS = Terms(
     rejoin_timeout=300.0,
     env="CartPole-v1",
 )
-MESSAGES = [
+MESSAGES: list[Any] = [
     Hello(PROTOCOL_VERSION, "0.1.0", "actor", 2**63 - 1, "host", 12, 4, MIXED, DiscreteSpec(2), 1, 0),
     Hello(PROTOCOL_VERSION, "0.1.0", "monitor", 5),
     Welcome(1, 99, 5556, 5557, TERMS),

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from types import FrameType
+from typing import TYPE_CHECKING
 
 from zmqrl.cli.options import Options, parse
+from zmqrl.cli.process import Signals, begin_process
 from zmqrl.config import EnvConfig, TransportConfig
-from zmqrl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, Refused, UsageError
-from zmqrl.messages import ActorStats
+from zmqrl.errors import EXIT_OK, Refused, UsageError
+from zmqrl.messages import ActorStats, Hello
 from zmqrl.supervisor import stats_as_json
 from zmqrl.transport import connect_actor
 from zmqrl.transport.endpoints import JoinString, read_join
+
+if TYPE_CHECKING:
+    from zmqrl.transport.bus import ActorBus
 
 
 @dataclass(frozen=True)
@@ -37,54 +40,30 @@ class ActorOptions:
 LEARNERS_TO_SAY = frozenset(field.name for field in fields(TransportConfig)) - {"connect_timeout"}
 """Times and sizes that the Welcome brings, so that they hold for all actors alike."""
 
+LEAVE_WITHIN = 15.0
+"""Seconds to leave after Shutdown: settling the account takes ten at most, saying goodbye two. What takes longer is
+an env.step that does not end, and there is no learner any more that could use it."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Run `zmqrl actor`; returns the exit code."""
+    begin_process()
     options = parse(
         "actor", argv, (EnvConfig, TransportConfig), ActorOptions, omit=LEARNERS_TO_SAY, complete_later=(EnvConfig,)
     )
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    with _Leaving() as leaving:
-        join = read_join(options[ActorOptions].join)
-        stats = _act(options, join, leaving)
-    if stats is None:
-        return EXIT_OK
+    with Signals() as signals:
+        try:
+            stats = _act(options, read_join(options[ActorOptions].join), signals)
+        except Refused as refusal:
+            if refusal.code != "finished":
+                raise
+            _say(str(refusal))
+            return EXIT_OK
     print(stats_as_json(stats) if options[ActorOptions].json else _summary(stats), flush=True)
-    return leaving.exit_code
+    return signals.exit_code
 
 
-class _Leaving:
-    """SIGINT and SIGTERM: finish the step, send what is recorded, say goodbye. The second one ends at once."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.acting = False
-        self.first = 0
-
-    def __enter__(self) -> _Leaving:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.first:
-            os._exit(128 + number)
-        self.first = number
-        self.event.set()
-        if not self.acting:  # nothing to hand over yet
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_TERMINATED)
-
-    @property
-    def exit_code(self) -> int:
-        """Of an actor that left in order."""
-        return {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}.get(self.first, EXIT_OK)
-
-
-def _act(options: Options, join: JoinString, leaving: _Leaving) -> ActorStats | None:
-    """None if the run is over already."""
+def _act(options: Options, join: JoinString, signals: Signals) -> ActorStats:
     env, own = options[EnvConfig], options[ActorOptions]
     config = replace(env, env=env.env or join.env).validate()
     num_envs = own.num_envs or join.num_envs
@@ -93,24 +72,29 @@ def _act(options: Options, join: JoinString, leaving: _Leaving) -> ActorStats | 
 
     import torch
 
-    from zmqrl.joining import run_actor
     from zmqrl.envs import make_envs
+    from zmqrl.joining import run_actor
 
     torch.set_num_threads(1)
+    leave = threading.Event()
 
-    def connect(hello: object) -> object:
+    def connect(hello: Hello) -> ActorBus:
         bus = connect_actor(str(join), hello, options[TransportConfig], on_waiting=_say)
-        leaving.acting = True
+        signals.ask = lambda name: leave.set()
+        threading.Thread(target=_leave_in_time, args=(bus,), daemon=True, name="leaving").start()
         _say(f"joined {join.address} as actor {bus.welcome.slot}: {num_envs} x {config.env}")
         return bus
 
-    try:
-        return run_actor(connect, lambda: make_envs(config, num_envs), policy_class=own.policy, leave=leaving.event)
-    except Refused as refusal:
-        if refusal.code != "finished":
-            raise
-        _say(f"the run is over: {refusal}")
-        return None
+    return run_actor(connect, lambda: make_envs(config, num_envs), policy_class=own.policy, leave=leave)
+
+
+def _leave_in_time(bus: ActorBus) -> None:
+    """End the process if Shutdown came and it does not end by itself."""
+    while bus.shutdown is None:
+        time.sleep(0.5)
+    time.sleep(LEAVE_WITHIN)
+    _say(f"the run was over {LEAVE_WITHIN:g} s ago; leaving in the middle of an env.step")
+    os._exit(EXIT_OK)
 
 
 def _say(text: str) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import signal
+import shutil
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmqrl.cli.options import CONFIG_CLASSES, Options, parse, print_configuration, resolved_config
+from zmqrl.cli.process import Signals, begin_process
 from zmqrl.config import AsyncActorLearnerConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TransportConfig
-from zmqrl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, CheckpointError, DecodeError, UsageError
+from zmqrl.errors import EXIT_OK, DecodeError, UsageError
 from zmqrl.messages import Shutdown
 from zmqrl.runs.folder import RunFolder
 from zmqrl.spaces import SpaceSpec, from_plain, to_plain
@@ -46,170 +44,184 @@ class RunOptions:
     """Where the spaces come from: env (it is made here once), first-actor, or a JSON file."""
 
 
+class Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `zmqrl learner`; returns the exit code."""
-    options, folder = prepare("learner", argv, fill="quota")
+    begin_process()
+    options = run_options("learner", argv, {"fill": "quota"})
     if options.dry_run:
         return print_configuration(options)
-    with folder.hold(), _Signals() as signals:
+    with Signals() as signals, run_folder(options) as folder, folder.hold():
         return _Learner(options, folder, signals).run()
 
 
-def prepare(verb: str, argv: Sequence[str], fill: str) -> tuple[Options, RunFolder]:
-    """The options of a run, and its folder: a new one, or the one that `--resume` names."""
-    options = parse(verb, with_resumed_config(argv), CONFIG_CLASSES, RunOptions, defaults={"fill": fill})
-    run = options[RunOptions]
-    run_dir = options[RunConfig].run_dir
-    if run.resume not in ("", "auto"):
-        if run_dir and Path(run_dir) != Path(run.resume):
-            raise UsageError(f"--resume {run.resume} and --run-dir {run_dir} name two folders; leave one out")
-        run_dir = run.resume
-    if run.resume == "auto" and not run_dir:
+# --- what `train` does too -----------------------------------------------------------------------------
+
+
+def run_options(verb: str, argv: Sequence[str], defaults: Mapping[str, Any]) -> Options:
+    """The options of a run. The configuration of the run that `--resume` names comes before these defaults."""
+    options = parse(verb, _with_resumed_config(argv), CONFIG_CLASSES, RunOptions, defaults=defaults)
+    resume, run_dir = options[RunOptions].resume, options[RunConfig].run_dir
+    if resume == "auto" and not run_dir:
         raise UsageError("--resume auto needs --run-dir, the folder that is continued or begun")
-    if options.dry_run:
-        return options, RunFolder(Path(run_dir))
-    resumes = bool(run.resume) and (run.resume != "auto" or (Path(run_dir) / "config.json").is_file())
-    return options, RunFolder.create(run_dir, options[EnvConfig].env, resume=resumes)
+    if resume not in ("", "auto") and run_dir and Path(run_dir) != Path(resume):
+        raise UsageError(f"--resume {resume} and --run-dir {run_dir} name two folders; leave one out")
+    return options
 
 
-def with_resumed_config(argv: Sequence[str]) -> list[str]:
+def _with_resumed_config(argv: Sequence[str]) -> list[str]:
     """The same words, and `--config` of the run that they resume unless they name one."""
     words = list(argv)
-    for index, word in enumerate(words):
-        flag, equals, value = word.partition("=")
-        if flag == "--resume" and not any(other.split("=")[0] == "--config" for other in words):
-            value = value if equals else next(iter(words[index + 1 : index + 2]), "")
-            config = RunFolder(Path(value)).config_file
-            if value not in ("", "auto") and config.is_file():
-                return ["--config", str(config), *words]
+    given = {name: _value_of(name, words) for name in ("--resume", "--run-dir", "--config")}
+    run_dir = given["--run-dir"] if given["--resume"] == "auto" else given["--resume"]
+    if run_dir and not given["--config"]:
+        config = RunFolder(Path(run_dir)).config_file
+        if config.is_file():
+            return ["--config", str(config), *words]
     return words
 
 
-class _Signals:
-    """SIGINT and SIGTERM end the run in order: the update that is computed is finished, a rollout that is still
-    being collected is given up. The second one ends the process at once.
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """Of `--flag value` or `--flag=value`; '' if it is not there."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == flag:
+            return following
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return ""
+
+
+@contextmanager
+def run_folder(options: Options) -> Iterator[RunFolder]:
+    """The folder of a run: a new one, or that of the run to be resumed.
+
+    Whatever this made is removed again if the run cannot begin for what was typed.
     """
+    resume, run_dir = options[RunOptions].resume, options[RunConfig].run_dir
+    resumes = resume not in ("", "auto") or (resume == "auto" and RunFolder(Path(run_dir)).config_file.is_file())
+    path = run_dir if resume in ("", "auto") else resume
+    is_new = not path or not Path(path).exists()
+    folder = RunFolder.create(path, options[EnvConfig].env, resume=resumes)
+    try:
+        yield folder
+    except (UsageError, KeyboardInterrupt, SystemExit):
+        if is_new and not folder.begun:
+            shutil.rmtree(folder.path)
+            with suppress(OSError):  # `runs`, if it held nothing else
+                folder.path.parent.rmdir()
+        raise
 
-    def __init__(self) -> None:
-        self.first = 0
-        self.bus: LearnerBus | None = None
 
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.first:
-            os._exit(128 + number)
-        self.first = number
-        if self.bus is None:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_TERMINATED)
-        self.bus.post(Shutdown(f"{signal.Signals(number).name} received"))
-
-    @property
-    def exit_code(self) -> int:
-        """Of a run that ended in order."""
-        return {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}.get(self.first, EXIT_OK)
+# --- the learner ---------------------------------------------------------------------------------------
 
 
 class _Learner:
     """One run, put together and run to its end."""
 
-    def __init__(self, options: Options, folder: RunFolder, signals: _Signals) -> None:
+    def __init__(self, options: Options, folder: RunFolder, signals: Signals) -> None:
         self.options, self.folder, self.signals = options, folder, signals
-        self.config = options[AsyncActorLearnerConfig]
-        self.run_config = options[RunConfig]
-        self.checkpoint: Path | None = None
-        self.resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.config, self.run_config = options[AsyncActorLearnerConfig], options[RunConfig]
 
     def run(self) -> int:
         """Bind before anything heavy is imported, so that actors need not wait to say Hello."""
-        logging.basicConfig(format="%(asctime)sZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
-        logging.Formatter.converter = _utc
         run, env = self.options[RunOptions], self.options[EnvConfig]
-        identity = self.resume() if run.resume else {}
+        saved = self.read_checkpoint() if run.resume else None
+        if saved is not None and (done := self.nothing_left(saved)):
+            print(f"{done}; run folder {self.folder.path}", flush=True)
+            return EXIT_OK
+        identity = {"run_id": saved.facts["run_id"], "epoch": saved.facts["epoch"] + 1} if saved else {}
         with bind_learner(
             run.bind, self.options[TransportConfig], env=env.env, insecure=run.insecure, **identity
         ) as bus:
+            self.signals.ask = lambda name: bus.post(Shutdown(f"{name} received"))
             join = str(replace(parse_join(bus.join_string), num_envs=self.config.num_envs))
-            self.folder.write_join(join)
             self.folder.write_config(resolved_config(self.options))
+            self.folder.write_join(join)
             if run.insecure:
-                print(
-                    f"warning: {run.bind} is open to everyone who can reach it: nothing is authenticated",
-                    file=sys.stderr,
-                )
+                _warn(f"{run.bind} is open to everyone who can reach it: nothing is authenticated")
             print(f"learner at {join}, fill = {self.config.fill}", flush=True)
-            self.signals.bus = bus
             try:
-                return self.train(bus)
+                return self.train(bus, saved)
             finally:
                 self.folder.join_file.unlink(missing_ok=True)
 
-    def resume(self) -> dict[str, Any]:
-        """Read the newest whole checkpoint; the run's identity, with the next epoch."""
+    def read_checkpoint(self) -> Saved | None:
+        """The newest whole checkpoint; None where `--resume auto` finds none at all."""
         from zmqrl.runs.checkpoint import load_checkpoint, newest_checkpoint
 
-        try:
-            self.checkpoint = newest_checkpoint(self.folder, _warn)
-        except CheckpointError:
-            if self.options[RunOptions].resume == "auto":
-                return {}
-            raise
-        self.resumed = load_checkpoint(self.checkpoint)
-        facts = self.resumed[1]
-        return {"run_id": facts["run_id"], "epoch": facts["epoch"] + 1}
+        if self.options[RunOptions].resume == "auto" and not self.folder.saved_updates():
+            return None
+        path = newest_checkpoint(self.folder, _warn)
+        return Saved(path, *load_checkpoint(path))
 
-    def train(self, bus: LearnerBus) -> int:
-        """Everything from here on needs torch."""
+    def nothing_left(self, saved: Saved) -> str:
+        """Why there is nothing to train on; '' if there is.
+
+        A goal that was reached ends the run for good, unless more env steps are asked for than then.
+        """
+        updates, total = saved.facts["trainer"]["counters"]["updates"], self.config.total_updates
+        if updates >= total:
+            return (
+                f"nothing left to do: the run made all its {updates} updates; a larger --total-env-steps continues it"
+            )
+        steps_then = saved.facts["config"]["AsyncActorLearnerConfig"]["total_env_steps"]
+        goal, reached = self.run_config.stop_at_return, [entry["return"] for entry in saved.facts["run"]["reached"]]
+        if goal in reached and self.config.total_env_steps <= steps_then:
+            return f"nothing left to do: the run reached its mean return of {goal:g}; a larger --total-env-steps continues it"
+        return ""
+
+    def train(self, bus: LearnerBus, saved: Saved | None) -> int:
+        """What is wrong with the environment, the device or a size ends the run before it begins."""
+        spaces = self.spaces(bus, saved)
+
         import torch
 
         from zmqrl.learner import learner_loop
         from zmqrl.progress import LearnerReport
 
+        bus.chunk_steps(self.config.num_steps, self.config.num_envs, *spaces)  # an impossible one is an error now
         torch.set_num_threads(self.run_config.learner_threads)
-        trainer = self.trainer(*self.spaces(bus))
-        recorder = self.recorder(bus, trainer)
+        trainer = self.trainer(*spaces, saved)
         report = LearnerReport()
-        try:
-            learner_loop(self.config, trainer, bus, on_update=recorder, report=report)
-        finally:
-            # whichever way it ended: the trainer stands at its last complete update
-            recorder.save()
-            recorder.write_report(report)
-            recorder.close()
+        with self.recorder(bus, trainer, saved) as recorder:
+            try:
+                learner_loop(self.config, trainer, bus, on_update=recorder, report=report)
+            finally:
+                recorder.finish(report)
         print(f"{report.stopped_because}; run folder {self.folder.path}", flush=True)
         return self.signals.exit_code
 
-    def spaces(self, bus: LearnerBus) -> tuple[SpaceSpec, SpaceSpec]:
+    def spaces(self, bus: LearnerBus, saved: Saved | None) -> tuple[SpaceSpec, SpaceSpec]:
         """(observation space, action space): of the checkpoint, a file, the first actor, or the environment."""
         source = self.options[RunOptions].spaces
-        if self.resumed is not None:
-            facts = self.resumed[1]
-            return from_plain(facts["observation_space"]), from_plain(facts["action_space"])
+        if saved is not None:
+            return from_plain(saved.facts["observation_space"]), from_plain(saved.facts["action_space"])
         if source == "env":
             from zmqrl.envs import read_spaces
 
             return read_spaces(self.options[EnvConfig].validate())
-        if source != "first-actor":
-            return _read_spaces_file(source)
-        while True:
-            hello = bus.wait_for_hello(60.0)
-            if hello is not None and hello.observation_space is not None and hello.action_space is not None:
-                return hello.observation_space, hello.action_space
-            for command in bus.commands():
-                if isinstance(command.message, Shutdown):
-                    raise KeyboardInterrupt
-            print("waiting for the first actor, which defines the spaces", flush=True)
+        return self.first_actors_spaces(bus) if source == "first-actor" else _spaces_in_file(source)
 
-    def trainer(self, observation_space: SpaceSpec, action_space: SpaceSpec) -> PPOTrainer:
+    def first_actors_spaces(self, bus: LearnerBus) -> tuple[SpaceSpec, SpaceSpec]:
+        """Wait for an actor, as long as it takes."""
+        print("waiting for the first actor, which defines the spaces", flush=True)
+        while (hello := bus.wait_for_hello(0.5)) is None:
+            if self.signals.first:
+                raise SystemExit(self.signals.exit_code)
+        if hello.observation_space is None or hello.action_space is None:
+            raise UsageError(
+                f"the first actor (host {hello.host}) described no spaces; use --spaces env or a JSON file"
+            )
+        return hello.observation_space, hello.action_space
+
+    def trainer(self, observation_space: SpaceSpec, action_space: SpaceSpec, saved: Saved | None) -> PPOTrainer:
         """A new trainer, or the one of the checkpoint."""
         import torch
 
@@ -223,18 +235,17 @@ class _Learner:
             raise UsageError(f"--device {device}: this host has no CUDA device that torch can use")
         policy = make_policy(observation_space, action_space, self.options[PolicyConfig], seed=self.config.seed)
         trainer = PPOTrainer(policy, self.options[PPOConfig], device=device, seed=self.config.seed)
-        if self.resumed is not None:
-            tensors, facts = self.resumed
-            trainer.load_state(tensors, facts["trainer"])
+        if saved is not None:
+            trainer.load_state(saved.tensors, saved.facts["trainer"])
             counters = trainer.counters
             print(
-                f"resumed {self.checkpoint} at update {counters.updates}, {counters.env_steps:,} env steps; "
+                f"resumed {saved.path} at update {counters.updates}, {counters.env_steps:,} env steps; "
                 "environments and the window of recent episodes begin anew",
                 flush=True,
             )
         return trainer
 
-    def recorder(self, bus: LearnerBus, trainer: PPOTrainer) -> RunRecorder:
+    def recorder(self, bus: LearnerBus, trainer: PPOTrainer, saved: Saved | None) -> RunRecorder:
         """Metrics, checkpoints and the goal of this run."""
         from zmqrl.runs.recorder import RunRecorder
 
@@ -245,13 +256,13 @@ class _Learner:
             "action_space": to_plain(trainer.policy.action_space),
             "config": resolved_config(self.options),
         }
-        before = self.resumed[1]["run"] if self.resumed else None
+        before = saved.facts["run"] if saved else None
         return RunRecorder.begin(
             self.folder, self.run_config, self.config, trainer, bus, facts, seconds_since_started, before
         )
 
 
-def _read_spaces_file(name: str) -> tuple[SpaceSpec, SpaceSpec]:
+def _spaces_in_file(name: str) -> tuple[SpaceSpec, SpaceSpec]:
     try:
         data = json.loads(Path(name).read_text())
         return from_plain(data["observation_space"]), from_plain(data["action_space"])
@@ -265,9 +276,3 @@ def _read_spaces_file(name: str) -> tuple[SpaceSpec, SpaceSpec]:
 
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-def _utc(seconds: float | None) -> Any:
-    import time
-
-    return time.gmtime(seconds)

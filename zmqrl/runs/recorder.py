@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from zmqrl.config import AsyncActorLearnerConfig, RunConfig
-from zmqrl.messages import SaveCheckpoint
+from zmqrl.errors import ZmqrlError
+from zmqrl.messages import Command, SaveCheckpoint
 from zmqrl.ppo import PPOTrainer
 from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord
 from zmqrl.runs.checkpoint import prune, save_checkpoint
@@ -18,6 +20,8 @@ from zmqrl.runs.metrics import metrics_of
 from zmqrl.runs.report import summarize_lag, write_report
 from zmqrl.runs.writers import ConsoleLine, MetricsFile, TensorBoardWriter
 from zmqrl.transport.bus import LearnerBus, SlotAccount
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -72,7 +76,7 @@ class RunRecorder:
         )
         if before is not None:
             recorder.best_return, recorder.reached = before["best_return"], before["reached"]
-            recorder._saved_update = counters.updates
+            recorder.save()  # in the new epoch: a learner killed before its next checkpoint must not begin it twice
         return recorder
 
     def __call__(self, record: UpdateRecord) -> str | None:
@@ -84,23 +88,36 @@ class RunRecorder:
             self.tensorboard.write(record, metrics)
         self.console.show(record)
         for command in record.save_requests:
-            if isinstance(command.message, SaveCheckpoint):
-                path = self.folder.named_checkpoint(command.message.name)
-                self._save(path)
-                self.bus.answer(command.request, True, f"saved {path.name}")
+            self._obey(command)
         stopped = self._goal(record)
         if self.config.checkpoint_every and record.update % self.config.checkpoint_every == 0:
             self.save()
         return stopped
 
+    def _obey(self, command: Command) -> None:
+        """Save a checkpoint under the name an admin gave; what cannot be is answered, and no error of the run."""
+        if not isinstance(command.message, SaveCheckpoint):
+            return
+        try:
+            path = self.folder.named_checkpoint(command.message.name)
+            self._save(path)
+        except ZmqrlError as error:
+            self.bus.answer(command.request, False, str(error))
+        else:
+            self.bus.answer(command.request, True, f"saved {path.name}")
+
     def _goal(self, record: UpdateRecord) -> str | None:
+        """Why the run ends here, if it first reached its goal with this update."""
         goal, mean = self.config.stop_at_return, record.mean_episode_return
         if goal is None or mean is None or mean < goal or record.recent_episodes < RECENT_EPISODES:
             return None
-        self.reached.append({"return": goal, "env_steps": record.env_steps, "seconds": self.clock()})
+        if any(entry["return"] == goal for entry in self.reached):  # before it was resumed, for more env steps
+            return None
+        seconds = self.clock()
+        self.reached.append({"return": goal, "env_steps": record.env_steps, "seconds": seconds})
         return (
             f"mean return {mean:.1f} over {RECENT_EPISODES} episodes reached {goal:g} "
-            f"after {record.env_steps:,} env steps, {self.clock():.1f} s"
+            f"after {record.env_steps:,} env steps, {seconds:.1f} s"
         )
 
     def save(self) -> None:
@@ -122,8 +139,19 @@ class RunRecorder:
         run = {"mean_episode_return": mean, "best_return": self.best_return, "reached": self.reached}
         save_checkpoint(path, tensors, {**self.facts, "trainer": facts, "run": run})
 
-    def write_report(self, report: LearnerReport) -> None:
-        """report.json, whichever way the loop ended."""
+    def finish(self, report: LearnerReport) -> None:
+        """The last checkpoint and report.json, whichever way the loop ended.
+
+        After an error of training the trainer stands before the minibatch that failed. A disk that is full hides
+        neither that error nor the report.
+        """
+        try:
+            self.save()
+        except ZmqrlError as error:
+            log.error("the last checkpoint is missing: %s", error)
+        self._write_report(report)
+
+    def _write_report(self, report: LearnerReport) -> None:
         counters, accounts = self.trainer.counters, self.bus.accounts()
         trained_seconds = self.last.wall_seconds if self.last else 0.0
         trained_steps = sum(report.policy_lag.values())
@@ -157,8 +185,11 @@ class RunRecorder:
         steps = {lag * rows: count for lag, count in report.policy_lag.items()}
         return {"versions": summarize_lag(report.policy_lag), "steps": summarize_lag(steps)}
 
-    def close(self) -> None:
-        """Flush and close the files."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
         self.console.close()
         self.metrics.close()
         if self.tensorboard is not None:

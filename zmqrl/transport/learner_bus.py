@@ -107,8 +107,8 @@ def bind_learner(
     if not control.local and not insecure:
         raise AddressError(
             f"{control} can be reached from other machines, and this version has no keys: whoever reaches it could "
-            "join the run or feed it; bind tcp://127.0.0.1 and forward its three ports over ssh, or say --insecure if the "
-            "network is your own"
+            "join the run or feed it; bind tcp://127.0.0.1 and forward its three ports over ssh, or say --insecure "
+            "if the network is your own"
         )
     ports = [0, 0, 0] if control.port == 0 else [control.port, control.port + 1, control.port + 2]
     if max(ports) > 65_535:
