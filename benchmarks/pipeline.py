@@ -94,7 +94,7 @@ class OpenValve:
     """
 
     def __init__(self, welcome: Any, keep: int = 0) -> None:
-        from zmqrl.transport.bus import ActorActivity, Settlement
+        from zmqrl.accounts import ActorActivity, Settlement
 
         self.welcome, self.session, self.shutdown = welcome, 0, None
         self.activity = ActorActivity()

@@ -23,7 +23,8 @@ import zmq
 
 from benchmarks.measure import show, spread
 from zmqrl.codec import ExperienceLayout, decode_experience, encode_experience
-from zmqrl.messages import PROTOCOL_VERSION, Experience, Hello, PolicyBroadcast, Terms
+from zmqrl.messages import Experience, PolicyBroadcast
+from zmqrl.session import PROTOCOL_VERSION, Hello, Terms
 from zmqrl.spaces import BoxSpec, DiscreteSpec
 from zmqrl.throttle import ActorThrottle
 from zmqrl.transport import bind_learner, connect_actor

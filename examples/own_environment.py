@@ -1,8 +1,8 @@
-"""An environment of one's own, in a file of one's own.
+r"""An environment of one's own, in a file of one's own.
 
 The command finds it by module and id, on each host where the module can be imported:
 
-    PYTHONPATH=examples zmqrl train --env own_environment:Corridor-v0 --num-actors 2 --total-env-steps 40000 \\
+    PYTHONPATH=examples zmqrl train --env own_environment:Corridor-v0 --num-actors 2 --total-env-steps 40000 \
         --num-steps 64 --stop-at-return 0.9
 """
 
@@ -25,7 +25,9 @@ class Corridor(gymnasium.Env[np.ndarray, np.int64]):
     def _observe(self) -> np.ndarray:
         return np.array([self.position / self.length], np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """Back to the left end."""
         super().reset(seed=seed)
         self.position = 0

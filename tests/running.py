@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from zmqrl.accounts import ActorStats, SlotAccount
 from zmqrl.config import AsyncActorLearnerConfig, PolicyConfig, PPOConfig, TransportConfig
 from zmqrl.envs import VectorEnvironment
 from zmqrl.learner import learner_loop
-from zmqrl.messages import ActorStats
 from zmqrl.policies import make_policy
 from zmqrl.ppo import PPOTrainer
 from zmqrl.progress import LearnerReport, UpdateRecord
 from zmqrl.supervisor import spawn_actor
-from zmqrl.transport.bus import LearnerBus, SlotAccount
+from zmqrl.transport.bus import LearnerBus
 
 BUSES = ("memory", "inproc", "ipc", "tcp")
 

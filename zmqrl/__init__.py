@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zmqrl.accounts import ActorStats
     from zmqrl.actor import actor_loop
     from zmqrl.advantages import compute_advantages, compute_vtrace_advantages
     from zmqrl.config import (
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from zmqrl.errors import ZmqrlError
     from zmqrl.evaluation import evaluate_policy
     from zmqrl.learner import learner_loop
-    from zmqrl.messages import ActorStats, ControlMessage, Experience, PolicyBroadcast
+    from zmqrl.messages import ControlMessage, Experience, PolicyBroadcast
     from zmqrl.policies import Policy, make_policy
     from zmqrl.ppo import PPOTrainer
     from zmqrl.progress import LearnerReport
@@ -38,7 +39,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ActorHandle": "supervisor",
-    "ActorStats": "messages",
+    "ActorStats": "accounts",
     "ActorThrottle": "throttle",
     "AsyncActorLearnerConfig": "config",
     "ControlMessage": "messages",

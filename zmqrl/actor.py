@@ -13,9 +13,9 @@ from collections import Counter
 import numpy as np
 import torch
 
+from zmqrl.accounts import ActorStats
 from zmqrl.chunks import ChunkRecorder
 from zmqrl.envs.vector import VectorEnvironment
-from zmqrl.messages import ActorStats
 from zmqrl.policies import Policy
 from zmqrl.spaces import map_tree
 from zmqrl.throttle import ActorThrottle

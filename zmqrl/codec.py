@@ -23,26 +23,28 @@ import numpy as np
 
 from zmqrl.errors import DecodeError
 from zmqrl.messages import (
+    ControlMessage,
+    Experience,
+    LoadCheckpoint,
+    PolicyBroadcast,
+    SaveCheckpoint,
+    SetLearningRate,
+    Shutdown,
+)
+from zmqrl.session import (
     PROTOCOL_VERSION,
     Command,
     CommandResult,
-    ControlMessage,
     Credit,
-    Experience,
     Farewell,
     GetPolicy,
     Goodbye,
     Heartbeat,
     Hello,
     LearnerState,
-    LoadCheckpoint,
-    PolicyBroadcast,
     Refuse,
     Rejected,
     Resend,
-    SaveCheckpoint,
-    SetLearningRate,
-    Shutdown,
     Welcome,
 )
 from zmqrl.spaces import (

@@ -143,6 +143,12 @@ class PPOConfig:
     adam_epsilon: float = 1e-5
     """Adam's epsilon."""
 
+    def scheduled(self, progress: float) -> tuple[float, float]:
+        """(learning rate, clip range) of an update that begins at this fraction of the run."""
+        left = 1.0 - min(max(progress, 0.0), 1.0)
+        rate = self.learning_rate * (left if self.learning_rate_schedule == "linear" else 1.0)
+        return rate, self.clip_range * (left if self.clip_range_schedule == "linear" else 1.0)
+
     def validate(self) -> PPOConfig:
         """Raise ConfigError for an impossible value; return self."""
         for name in ("learning_rate", "clip_range", "max_grad_norm", "adam_epsilon", "clip_range_vf", "target_kl"):

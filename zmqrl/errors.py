@@ -20,6 +20,8 @@ finished: 0 (the run is over, there is nothing left to do)
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -105,7 +107,7 @@ class Refused(ZmqrlError):
     code: one of the keys of `EXIT_CODES`; the text is the learner's own sentence.
     """
 
-    EXIT_CODES = {
+    EXIT_CODES: ClassVar[dict[str, int]] = {
         "full": EXIT_TRY_LATER,
         "finished": EXIT_OK,
         "quarantined": EXIT_TRY_LATER,

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable
 
 import zmqrl
+from zmqrl.accounts import ActorStats
 from zmqrl.actor import actor_loop
 from zmqrl.config import PolicyConfig
 from zmqrl.envs.vector import VectorEnvironment
 from zmqrl.errors import Refused
-from zmqrl.messages import PROTOCOL_VERSION, ActorStats, Hello, Terms
 from zmqrl.policies import Policy, make_policy
+from zmqrl.session import PROTOCOL_VERSION, Hello, Terms
 from zmqrl.throttle import ActorThrottle
 from zmqrl.transport.bus import ActorBus
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from zmqrl.config import AsyncActorLearnerConfig
 from zmqrl.estimates import EvaluateFn, ValueFn, estimate, evaluate_rollout
-from zmqrl.messages import Command, SaveCheckpoint, SetLearningRate, Shutdown
+from zmqrl.messages import SaveCheckpoint, SetLearningRate, Shutdown
 from zmqrl.ppo import PPOTrainer
-from zmqrl.progress import RECENT_EPISODES, LearnerReport, TrainingStats, UpdateRecord
+from zmqrl.progress import LearnerReport, TrainingStats, UpdateRecord
 from zmqrl.rollout import RolloutBuffer
+from zmqrl.session import Command
 from zmqrl.starvation import StarvationWatch
 from zmqrl.terms import terms_of
 from zmqrl.transport.bus import LearnerBus
@@ -146,25 +147,10 @@ class _Loop:
         report.episodes_completed, report.broadcasts_sent = counters.episodes, counters.broadcasts
         report.last_policy_version = counters.version
         requests, self.save_requests = tuple(self.save_requests), []
-        return UpdateRecord(
-            update=counters.updates,
-            total_updates=self.config.total_updates,
-            version=counters.version,
-            env_steps=counters.env_steps,
-            episodes=counters.episodes,
-            training=training,
-            episode_returns=returns,
-            episode_lengths=lengths,
-            mean_episode_return=report.mean_recent_episode_reward(RECENT_EPISODES),
-            mean_episode_length=report.mean_recent_episode_length(RECENT_EPISODES),
-            recent_episodes=min(len(report.recent_returns), RECENT_EPISODES),
-            lag_mean=float(lags.mean()) if len(lags) else 0.0,
-            lag_max=int(lags.max(initial=0)),
-            seconds=dict(report.seconds),
-            wall_seconds=time.monotonic() - self.began,
-            actors_alive=sum(slot.alive for slot in self.bus.slots()),
-            save_requests=requests,
-        )
+        alive = sum(slot.alive for slot in self.bus.slots())
+        seconds = time.monotonic() - self.began
+        episodes = returns, lengths
+        return UpdateRecord.of(report, training, episodes, lags, self.config.total_updates, seconds, alive, requests)
 
     def publish(self) -> None:
         """Every `broadcast_every` updates: the new policy to all, and credit for what it came from."""

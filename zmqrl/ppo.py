@@ -124,7 +124,8 @@ class PPOTrainer:
         old_log_probs = rollout.log_probs if old_log_probs is None else old_log_probs
         numbers = {"log-prob": old_log_probs, "value": evaluation.values, "advantage": advantages, "return": returns}
         rows = valid_rows(rollout, numbers, f"update {self.counters.updates + 1}")
-        rate, clip_range = self._scheduled(progress)
+        rate, clip_range = self.config.scheduled(progress)
+        rate = rate if self._fixed_rate is None else self._fixed_rate
         table, steps, epochs = self._run_epochs(rows, rate, clip_range, evaluate_fn or policy_evaluate)
         self.policy.update_statistics(rows.observations)
         self.counters.updates += 1
@@ -197,22 +198,11 @@ class PPOTrainer:
             )
         return table
 
-    # --- schedules ---
-
-    def _scheduled(self, progress: float) -> tuple[float, float]:
-        """(learning rate, clip range) of an update that begins at this fraction of the run."""
-        config, left = self.config, 1.0 - min(max(progress, 0.0), 1.0)
-        rate = config.learning_rate * (left if config.learning_rate_schedule == "linear" else 1.0)
-        clip_range = config.clip_range * (left if config.clip_range_schedule == "linear" else 1.0)
-        return self._fixed_rate if self._fixed_rate is not None else rate, clip_range
-
     def set_learning_rate(self, rate: float) -> None:
         """Use this rate from the next update on; ends a schedule."""
         if not 0.0 < rate <= 1.0:
             raise ConfigError("learning_rate", rate, "must be a positive number, at most 1")
         self._fixed_rate = rate
-
-    # --- what leaves it ---
 
     def policy_broadcast(self, version: int) -> PolicyBroadcast:
         """The current policy's parameters and statistics, as bytes."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zmqrl.errors import CheckpointError
-from zmqrl.messages import Command
+from zmqrl.session import Command
 
 PHASES = ("waiting", "placing", "estimating", "updating", "publishing")
 """Of the learner: for experience, copying it into the rollout, values and advantages, train_step, broadcast."""
@@ -138,3 +138,36 @@ class UpdateRecord:
     actors_alive: int
     save_requests: tuple[Command, ...] = ()
     """SaveCheckpoint commands of admins; whoever saves them also answers them on the bus."""
+
+    @classmethod
+    def of(
+        cls,
+        report: LearnerReport,
+        training: TrainingStats,
+        episodes: tuple[np.ndarray, np.ndarray],
+        lags: np.ndarray,
+        total_updates: int,
+        wall_seconds: float,
+        actors_alive: int,
+        save_requests: tuple[Command, ...],
+    ) -> UpdateRecord:
+        """The record of the update that `report` was brought up to; `episodes` are returns and lengths."""
+        return cls(
+            update=report.updates_completed,
+            total_updates=total_updates,
+            version=report.last_policy_version,
+            env_steps=report.env_steps_consumed,
+            episodes=report.episodes_completed,
+            training=training,
+            episode_returns=episodes[0],
+            episode_lengths=episodes[1],
+            mean_episode_return=report.mean_recent_episode_reward(RECENT_EPISODES),
+            mean_episode_length=report.mean_recent_episode_length(RECENT_EPISODES),
+            recent_episodes=min(len(report.recent_returns), RECENT_EPISODES),
+            lag_mean=float(lags.mean()) if len(lags) else 0.0,
+            lag_max=int(lags.max(initial=0)),
+            seconds=dict(report.seconds),
+            wall_seconds=wall_seconds,
+            actors_alive=actors_alive,
+            save_requests=save_requests,
+        )

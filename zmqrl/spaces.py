@@ -69,6 +69,7 @@ class DiscreteSpec:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Always ()."""
         return ()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from zmqrl.accounts import SlotStatus
 from zmqrl.errors import StarvationError
-from zmqrl.transport.bus import SlotStatus
 
 
 class StarvationWatch:

@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
+from zmqrl.accounts import ActorStats
 from zmqrl.errors import ActorFailed
-from zmqrl.messages import ActorStats
 
 if TYPE_CHECKING:
     from zmqrl.config import EnvConfig
@@ -126,6 +126,8 @@ class Child:
     stdin_text: str | None
     log: Path | None
     """Where its output goes; None is this terminal."""
+    log_began: int
+    """Bytes in the log before it."""
     process: subprocess.Popen[str]
 
     @property
@@ -146,11 +148,20 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    @property
+    def ending(self) -> str:
+        """What became of it, for a sentence about it."""
+        code = self.process.poll()
+        if code is None:
+            return "is running"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
     def last_lines(self, count: int = 30) -> str:
-        """The end of its log, where a traceback is."""
-        if self.log is None or not self.log.exists():
+        """The end of what it wrote to its log, where a traceback is."""
+        if self.log is None:
             return ""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+        output = self.log.read_bytes()[self.log_began :].decode(errors="replace")
+        return "\n".join(output.splitlines()[-count:])
 
 
 class Supervisor:
@@ -168,14 +179,14 @@ class Supervisor:
     ) -> Child:
         """Start a command, see `command`."""
         log = None if share_terminal or self._logs is None else self._logs / f"{name}.log"
-        child = Child(name, words, stdin_text, log, _start(words, stdin_text, log))
+        child = Child(name, words, stdin_text, log, *_start(words, stdin_text, log))
         self.children.append(child)
         return child
 
     def restart(self, child: Child) -> None:
         """Start the same command again, under the same name and log; what it left behind is killed before."""
         child.kill_group()
-        child.process = _start(child.words, child.stdin_text, child.log)
+        child.log_began, child.process = _start(child.words, child.stdin_text, child.log)
 
     def wait(self, children: Sequence[Child], timeout: float) -> bool:
         """Wait until all of these have ended; False after `timeout` seconds."""
@@ -206,9 +217,12 @@ class Supervisor:
         self.end()
 
 
-def _start(words: Sequence[str], stdin_text: str | None, log: Path | None) -> subprocess.Popen[str]:
-    with log.open("a") if log else nullcontext() as output:
-        return _spawn(words, stdin_text, output, subprocess.STDOUT if output else None)
+def _start(words: Sequence[str], stdin_text: str | None, log: Path | None) -> tuple[int, subprocess.Popen[str]]:
+    """(size of the log, the process that writes to it from there on)."""
+    if log is None:
+        return 0, _spawn(words, stdin_text, None, None)
+    with log.open("a") as output:
+        return output.tell(), _spawn(words, stdin_text, output, subprocess.STDOUT)
 
 
 # --- actors of this program ----------------------------------------------------------------------------

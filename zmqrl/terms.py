@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zmqrl.config import AsyncActorLearnerConfig
-from zmqrl.messages import Terms
 from zmqrl.policies import Policy
+from zmqrl.session import Terms
 from zmqrl.transport.bus import LearnerBus
 
 

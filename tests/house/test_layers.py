@@ -16,15 +16,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
     "errors": -1, "spaces": 0,
-    "config": 1, "messages": 1, "throttle": 1, "presets": 1,
-    "codec": 2, "progress": 2,
-    "transport": 3, "envs": 3, "policies": 3, "rollout": 3, "advantages": 3, "optimizer": 3,
-    "estimates": 4, "chunks": 4, "starvation": 4,
-    "ppo": 5, "terms": 5,
-    "actor": 6, "learner": 6,
-    "joining": 7, "evaluation": 7, "runs": 7,
-    "supervisor": 8,
-    "cli": 9,
+    "config": 1, "messages": 1, "accounts": 1, "throttle": 1, "presets": 1,
+    "session": 2,
+    "codec": 3, "progress": 3,
+    "transport": 4, "envs": 4, "policies": 4, "rollout": 4, "advantages": 4, "optimizer": 4,
+    "estimates": 5, "chunks": 5, "starvation": 5,
+    "ppo": 6, "terms": 6,
+    "actor": 7, "learner": 7,
+    "joining": 8, "evaluation": 8, "runs": 8,
+    "supervisor": 9,
+    "cli": 10,
 }  # fmt: skip
 """A file may import its own room, and what is on a lower floor."""
 

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from zmqrl import codec
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import ExperienceLayout, decode, decode_experience, encode, encode_experience
-from zmqrl.messages import PROTOCOL_VERSION, ActorStats, ControlMessage, ManifestEntry, PolicyBroadcast, Terms
+from zmqrl.messages import ControlMessage, PolicyBroadcast
+from zmqrl.session import PROTOCOL_VERSION, ManifestEntry, Terms
 from zmqrl.spaces import BoxSpec, DiscreteSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"

@@ -22,24 +22,21 @@ import numpy as np
 import pytest
 import zmq
 
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import HEADER_BYTES, ExperienceLayout, decode, encode, encode_experience, private_topic
 from zmqrl.config import TransportConfig
 from zmqrl.errors import AddressError, NoLearner, Refused
-from zmqrl.messages import (
-    ActorStats,
+from zmqrl.messages import Experience, PolicyBroadcast, SetLearningRate, Shutdown
+from zmqrl.session import (
     Command,
     CommandResult,
     Credit,
-    Experience,
     GetPolicy,
     Heartbeat,
     Hello,
-    PolicyBroadcast,
     Refuse,
     Rejected,
     Resend,
-    SetLearningRate,
-    Shutdown,
     Terms,
     Welcome,
 )

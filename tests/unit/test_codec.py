@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqrl import codec
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import (
     ExperienceLayout,
     Subscribed,
@@ -27,28 +28,22 @@ from zmqrl.codec import (
     sampled,
 )
 from zmqrl.errors import DecodeError
-from zmqrl.messages import (
+from zmqrl.messages import Experience, LoadCheckpoint, PolicyBroadcast, SaveCheckpoint, SetLearningRate, Shutdown
+from zmqrl.session import (
     PROTOCOL_VERSION,
-    ActorStats,
     Command,
     CommandResult,
     Credit,
-    Experience,
     Farewell,
     GetPolicy,
     Goodbye,
     Heartbeat,
     Hello,
     LearnerState,
-    LoadCheckpoint,
     ManifestEntry,
-    PolicyBroadcast,
     Refuse,
     Rejected,
     Resend,
-    SaveCheckpoint,
-    SetLearningRate,
-    Shutdown,
     Terms,
     Welcome,
 )

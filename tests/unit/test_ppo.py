@@ -18,9 +18,9 @@ from torch import Tensor
 from zmqrl.advantages import compute_advantages
 from zmqrl.config import PolicyConfig, PPOConfig
 from zmqrl.errors import CheckpointError, ConfigError, TrainingError
-from zmqrl.policies import Policy, make_policy
 from zmqrl.estimates import Evaluation, evaluate_rollout
 from zmqrl.optimizer import FlatAdam
+from zmqrl.policies import Policy, make_policy
 from zmqrl.ppo import LossTerms, PPOTrainer, normalize, ppo_loss
 from zmqrl.progress import TrainingStats
 from zmqrl.rollout import Rollout

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from zmqrl.accounts import SlotStatus
 from zmqrl.errors import StarvationError
 from zmqrl.starvation import StarvationWatch
-from zmqrl.transport.bus import SlotStatus
 
 QUIET = SlotStatus(
     agent_id=0,
@@ -63,7 +63,7 @@ def test_slow_is_not_dead_until_env_step_timeout() -> None:
     watcher.check([QUIET], None, now=0.0)
     for now in range(1, 600, 10):
         watcher.check([replace(QUIET, in_step_seconds=float(now))], None, now=float(now))
-    with pytest.raises(StarvationError, match="inside one env.step for 700 s"):
+    with pytest.raises(StarvationError, match=r"inside one env\.step for 700 s"):
         watcher.check([replace(QUIET, in_step_seconds=700.0)], None, now=700.0)
 
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
+from zmqrl.accounts import ActorStats
 from zmqrl.cli.options import Options, parse
 from zmqrl.cli.process import Signals, begin_process
 from zmqrl.config import EnvConfig, TransportConfig
 from zmqrl.errors import EXIT_OK, Refused, UsageError
-from zmqrl.messages import ActorStats, Hello
+from zmqrl.session import Hello
 from zmqrl.supervisor import stats_as_json
 from zmqrl.transport import connect_actor
 from zmqrl.transport.endpoints import JoinString, read_join
@@ -80,7 +81,7 @@ def _act(options: Options, join: JoinString, signals: Signals) -> ActorStats:
 
     def connect(hello: Hello) -> ActorBus:
         bus = connect_actor(str(join), hello, options[TransportConfig], on_waiting=_say)
-        signals.ask = lambda name: leave.set()
+        signals.ask = lambda number: leave.set()
         threading.Thread(target=_leave_in_time, args=(bus,), daemon=True, name="leaving").start()
         _say(f"joined {join.address} as actor {bus.welcome.slot}: {num_envs} x {config.env}")
         return bus
@@ -105,5 +106,5 @@ def _summary(stats: ActorStats) -> str:
     lost = ", ".join(f"{steps} {reason}" for reason, steps in stats.steps_lost.items()) or "none"
     return (
         f"actor {stats.agent_id}: {stats.steps_taken:,} env steps, {stats.steps_received:,} received by the learner, "
-        f"lost: {lost}; {stats.episodes:,} episodes; {stats.seconds:.1f} s, {stats.seconds_waiting:.1f} s of them waiting"
+        f"lost: {lost}; {stats.episodes:,} episodes; {stats.seconds:.1f} s, {stats.seconds_waiting:.1f} s of it waiting"
     )

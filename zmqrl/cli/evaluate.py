@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from zmqrl.cli.options import parse
+from zmqrl.cli.options import Options, parse
 from zmqrl.config import EnvConfig, PolicyConfig
 from zmqrl.errors import EXIT_OK, CheckpointError, ConfigError, UsageError
 from zmqrl.runs.folder import RunFolder
+from zmqrl.spaces import describe, differences, from_plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from zmqrl.envs import VectorEnvironment
+    from zmqrl.policies import Policy
 
 MAX_ENVS = 16
 """Environments that play side by side."""
@@ -33,33 +40,40 @@ class EvalOptions:
     """Of environments and sampling; the same seed gives the same numbers."""
     policy: str = ""
     """The run's --policy, if it has one of its own: package.module:Class, imported here."""
+    env: str = ""
+    """Another environment than that of the training, with the same spaces."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Other arguments of its constructor than in training, as key=value; the rest stay."""
+    vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
+    """Another way to run environments side by side than in training."""
+
+    def validate(self) -> EvalOptions:
+        """Raise ConfigError for an impossible value; return self."""
+        if self.episodes < 1:
+            raise ConfigError("episodes", self.episodes, "must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError("seed", self.seed, "must be at least 0 and below 2**63")
+        return self
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `zmqrl eval`; prints one JSON object and returns the exit code."""
-    options = parse("eval", argv, (EnvConfig,), EvalOptions, positional="run", complete_later=(EnvConfig,))
+    options = parse("eval", argv, (), EvalOptions, positional="run")
     chosen = options[EvalOptions]
-    if chosen.episodes < 1:
-        raise ConfigError("episodes", chosen.episodes, "must be at least 1")
     path = _checkpoint(chosen)
 
     import torch
 
     from zmqrl.envs import make_envs
     from zmqrl.evaluation import evaluate_policy
-    from zmqrl.policies import make_policy
     from zmqrl.runs.checkpoint import load_checkpoint
-    from zmqrl.spaces import from_plain
 
     torch.set_num_threads(1)
     tensors, facts = load_checkpoint(path)
-    config = _config(PolicyConfig, {**facts["config"]["PolicyConfig"], "policy": chosen.policy})
-    spaces = from_plain(facts["observation_space"]), from_plain(facts["action_space"])
-    policy = make_policy(*spaces, config, seed=0)
-    prefix = "policy."
-    policy.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
-    env = _environment(options[EnvConfig], facts["config"]["EnvConfig"], options.typed)
+    policy = _policy(tensors, facts, chosen.policy)
+    env = _environment(options, facts["config"]["EnvConfig"])
     with make_envs(env, min(MAX_ENVS, chosen.episodes)) as envs:
+        _check_spaces(policy, envs)
         result = evaluate_policy(
             policy, envs, episodes=chosen.episodes, deterministic=not chosen.stochastic, seed=chosen.seed
         )
@@ -77,23 +91,45 @@ def _checkpoint(chosen: EvalOptions) -> Path:
     if not path.exists():
         raise UsageError(f"{path} does not exist; name a run folder or a checkpoint")
     if path.is_file():
+        if chosen.best:
+            raise UsageError(f"--best would do nothing: {path} is a checkpoint already; name its run folder")
         return path
     folder = RunFolder.open(chosen.run)
     if not chosen.best:
         return newest_checkpoint(folder)
     if not folder.best_checkpoint.exists():
-        raise CheckpointError(f"{folder.path} has no best checkpoint yet: no episode had finished when one was saved")
+        raise CheckpointError(f"{folder.path} has no best checkpoint: no episode had finished when one was saved")
     return folder.best_checkpoint
 
 
-def _environment(typed: EnvConfig, trained: dict[str, Any], names: frozenset[str]) -> EnvConfig:
-    """The environment of the training, with what was typed here."""
-    changed = {name: getattr(typed, name) for name in names & trained.keys()}
-    return replace(_config(EnvConfig, trained), **changed).validate()
+def _policy(tensors: dict[str, Tensor], facts: dict[str, Any], policy_class: str) -> Policy:
+    """The trained policy, with its statistics."""
+    from zmqrl.policies import make_policy
+
+    saved = facts["config"]["PolicyConfig"]
+    sizes = tuple(saved["hidden_sizes"])
+    config = PolicyConfig(**{**saved, "hidden_sizes": sizes, "policy": policy_class}).validate()
+    spaces = from_plain(facts["observation_space"]), from_plain(facts["action_space"])
+    policy = make_policy(*spaces, config, seed=0)
+    prefix = "policy."
+    policy.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
+    return policy
 
 
-def _config(kind: type, values: dict[str, Any]) -> Any:
-    """A configuration from JSON, where tuples are lists."""
-    known = {field.name for field in fields(kind)}
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return kind(**{name: value for name, value in plain.items() if name in known}).validate()
+def _environment(options: Options, trained: dict[str, Any]) -> EnvConfig:
+    """That of the training, with what was typed here."""
+    typed = {name: getattr(options[EvalOptions], name) for name in options.typed & trained.keys()}
+    arguments = {**trained["env_kwargs"], **typed.get("env_kwargs", {})}
+    return EnvConfig(**{**trained, **typed, "env_kwargs": arguments}).validate()
+
+
+def _check_spaces(policy: Policy, envs: VectorEnvironment) -> None:
+    pairs = {
+        "obs": (policy.observation_space, envs.observation_space),
+        "action": (policy.action_space, envs.action_space),
+    }
+    for name, (trained, here) in pairs.items():
+        if differences(trained, here, name):
+            raise UsageError(
+                f"{name}: the policy was trained for {describe(trained)}, and this environment has {describe(here)}"
+            )

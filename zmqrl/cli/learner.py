@@ -140,15 +140,14 @@ class _Learner:
         with bind_learner(
             run.bind, self.options[TransportConfig], env=env.env, insecure=run.insecure, **identity
         ) as bus:
-            self.signals.ask = lambda name: bus.post(Shutdown(f"{name} received"))
+            self.signals.ask = lambda number: bus.post(Shutdown(f"{number.name} received"))
             join = str(replace(parse_join(bus.join_string), num_envs=self.config.num_envs))
             self.folder.write_config(resolved_config(self.options))
             self.folder.write_join(join)
             if run.insecure:
                 _warn(f"{run.bind} is open to everyone who can reach it: nothing is authenticated")
-            print(f"learner at {join}, fill = {self.config.fill}", flush=True)
             try:
-                return self.train(bus, saved)
+                return self.train(bus, join, saved)
             finally:
                 self.folder.join_file.unlink(missing_ok=True)
 
@@ -166,20 +165,20 @@ class _Learner:
 
         A goal that was reached ends the run for good, unless more env steps are asked for than then.
         """
-        updates, total = saved.facts["trainer"]["counters"]["updates"], self.config.total_updates
-        if updates >= total:
-            return (
-                f"nothing left to do: the run made all its {updates} updates; a larger --total-env-steps continues it"
-            )
-        steps_then = saved.facts["config"]["AsyncActorLearnerConfig"]["total_env_steps"]
+        updates = saved.facts["trainer"]["counters"]["updates"]
         goal, reached = self.run_config.stop_at_return, [entry["return"] for entry in saved.facts["run"]["reached"]]
-        if goal in reached and self.config.total_env_steps <= steps_then:
-            return f"nothing left to do: the run reached its mean return of {goal:g}; a larger --total-env-steps continues it"
-        return ""
+        steps_then = saved.facts["config"]["AsyncActorLearnerConfig"]["total_env_steps"]
+        if updates >= self.config.total_updates:
+            done = f"all its {updates} updates are made"
+        elif goal in reached and self.config.total_env_steps <= steps_then:
+            done = f"its mean return reached {goal:g}"
+        else:
+            return ""
+        return f"nothing left to do: {done}; a larger --total-env-steps continues the run"
 
-    def train(self, bus: LearnerBus, saved: Saved | None) -> int:
+    def train(self, bus: LearnerBus, join: str, saved: Saved | None) -> int:
         """What is wrong with the environment, the device or a size ends the run before it begins."""
-        spaces = self.spaces(bus, saved)
+        spaces = self.spaces(bus, join, saved)
 
         import torch
 
@@ -189,6 +188,7 @@ class _Learner:
         bus.chunk_steps(self.config.num_steps, self.config.num_envs, *spaces)  # an impossible one is an error now
         torch.set_num_threads(self.run_config.learner_threads)
         trainer = self.trainer(*spaces, saved)
+        print(f"learner at {join}, fill = {self.config.fill}, run folder {self.folder.path}", flush=True)
         report = LearnerReport()
         with self.recorder(bus, trainer, saved) as recorder:
             try:
@@ -198,7 +198,7 @@ class _Learner:
         print(f"{report.stopped_because}; run folder {self.folder.path}", flush=True)
         return self.signals.exit_code
 
-    def spaces(self, bus: LearnerBus, saved: Saved | None) -> tuple[SpaceSpec, SpaceSpec]:
+    def spaces(self, bus: LearnerBus, join: str, saved: Saved | None) -> tuple[SpaceSpec, SpaceSpec]:
         """(observation space, action space): of the checkpoint, a file, the first actor, or the environment."""
         source = self.options[RunOptions].spaces
         if saved is not None:
@@ -207,11 +207,11 @@ class _Learner:
             from zmqrl.envs import read_spaces
 
             return read_spaces(self.options[EnvConfig].validate())
-        return self.first_actors_spaces(bus) if source == "first-actor" else _spaces_in_file(source)
+        return self.first_actors_spaces(bus, join) if source == "first-actor" else _spaces_in_file(source)
 
-    def first_actors_spaces(self, bus: LearnerBus) -> tuple[SpaceSpec, SpaceSpec]:
+    def first_actors_spaces(self, bus: LearnerBus, join: str) -> tuple[SpaceSpec, SpaceSpec]:
         """Wait for an actor, as long as it takes."""
-        print("waiting for the first actor, which defines the spaces", flush=True)
+        print(f"waiting at {join} for the first actor, which defines the spaces", flush=True)
         while (hello := bus.wait_for_hello(0.5)) is None:
             if self.signals.first:
                 raise SystemExit(self.signals.exit_code)

@@ -26,18 +26,19 @@ def begin_process() -> None:
 
 
 class _UtcFormatter(logging.Formatter):
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
 
 class Signals:
     """SIGINT and SIGTERM: the first asks the process to end in order, the second ends it at once.
 
-    `ask` is called with the name of the first one. Until it is set there is nothing to put in order: the signal
-    then raises KeyboardInterrupt or SystemExit.
+    `ask` is called with the first one. Until it is set there is nothing to put in order: the signal then raises
+    KeyboardInterrupt or SystemExit. `insist` is called with the exit code at each further one.
     """
 
     def __init__(self) -> None:
-        self.ask: Callable[[str], None] | None = None
+        self.ask: Callable[[signal.Signals], None] | None = None
+        self.insist: Callable[[int], None] = os._exit
         self.first: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -48,10 +49,11 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.first:
-            os._exit(128 + number)
+            self.insist(SIGNALS[signal.Signals(number)])
+            return
         self.first = signal.Signals(number)
         if self.ask:
-            self.ask(self.first.name)
+            self.ask(self.first)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import FrameType
+from math import inf
+from typing import Any
 
 from zmqrl.cli.learner import RunOptions, run_folder, run_options
 from zmqrl.cli.options import Options, print_configuration, resolved_config
-from zmqrl.cli.process import SIGNALS
+from zmqrl.cli.process import SIGNALS, Signals
 from zmqrl.config import AsyncActorLearnerConfig, EnvConfig, PolicyConfig
 from zmqrl.errors import EXIT_FAILED, EXIT_OK, EXIT_TRY_LATER, EXIT_USAGE
 from zmqrl.runs.folder import RunFolder
@@ -24,6 +25,9 @@ place of one that was killed is free sooner."""
 
 MAX_FAILURES = 4
 """Of one actor. One that failed this often will fail again."""
+
+RETRY_INTERVAL = 2.0
+"""Seconds between two tries of an actor that finds no place."""
 
 LOOK_INTERVAL = 0.1
 """Seconds between two looks at the actors."""
@@ -40,29 +44,25 @@ def main(argv: Sequence[str]) -> int:
     options = run_options("train", argv, DEFAULTS)
     if options.dry_run:
         return print_configuration(options)
-    with run_folder(options) as folder:
+    with Signals() as signals, run_folder(options) as folder:
         with folder.hold():  # not while another run goes on here
             folder.join_file.unlink(missing_ok=True)
             folder.write_config(resolved_config(options))
         with Supervisor(folder.logs) as supervisor:
-            launcher = _Launcher(supervisor, folder, options)
-            code = launcher.run()
-        if code == EXIT_USAGE:  # the learner has said what is wrong
-            raise SystemExit(code)
-        if launcher.signals and not folder.begun:
-            _report_of_nothing(folder, f"{signal.Signals(launcher.signals[0]).name} received")
+            code = _Launcher(supervisor, folder, options, signals).run()
+        if code == EXIT_USAGE:
+            raise SystemExit(code)  # the learner has said why
+        if signals.first and not folder.begun:
+            _report_of_nothing(folder, f"{signals.first.name} received")
     return code
 
 
 class _Launcher:
     """Starts the processes in order, and looks after them until the learner ends."""
 
-    def __init__(self, supervisor: Supervisor, folder: RunFolder, options: Options) -> None:
-        self.supervisor, self.folder, self.options = supervisor, folder, options
+    def __init__(self, supervisor: Supervisor, folder: RunFolder, options: Options, signals: Signals) -> None:
+        self.supervisor, self.folder, self.options, self.signals = supervisor, folder, options, signals
         self.config = options[AsyncActorLearnerConfig]
-        self.learner: Child | None = None
-        self.actors: list[Child] = []
-        self.signals: list[int] = []
         self.failures: Counter[str] = Counter()
         self.failed_at: dict[str, float] = {}
         self.restart_at: dict[str, float] = {}
@@ -70,23 +70,22 @@ class _Launcher:
 
     def run(self) -> int:
         """Returns the exit code of the learner, which knows best how the run went."""
-        for number in SIGNALS:
-            signal.signal(number, self.on_signal)
-        self.learner = learner = self.supervisor.start("learner", self.learner_command(), share_terminal=True)
+        self.signals.insist = self.end_at_once
+        learner = self.supervisor.start("learner", self.learner_command(), share_terminal=True)
+        self.signals.ask = lambda number: self.pass_on(learner, number)
         while not self.folder.join_file.exists():
             if learner.exit_code is not None:
                 return learner.exit_code
-            if self.signals:  # it has nothing to put in order yet
-                return SIGNALS[signal.Signals(self.signals[0])]
+            if self.signals.first:  # it has nothing to put in order yet
+                return self.signals.exit_code
             time.sleep(0.005)
-        join = self.folder.join_file.read_text()
-        actor = self.actor_command()
-        self.actors = [
-            self.supervisor.start(f"actor-{number}", actor, stdin_text=join) for number in range(self.config.num_actors)
+        join, words = self.folder.join_file.read_text(), self.actor_command()
+        actors = [
+            self.supervisor.start(f"actor-{number}", words, stdin_text=join) for number in range(self.config.num_actors)
         ]
-        code = self.look_after(learner)
+        code = self.look_after(learner, actors)
         if code in (EXIT_OK, *SIGNALS.values()):
-            self.supervisor.wait(self.actors, LEAVE_WITHIN)
+            self.supervisor.wait(actors, LEAVE_WITHIN)
         return code
 
     def learner_command(self) -> list[str]:
@@ -112,64 +111,70 @@ class _Launcher:
         flags = ["--join", "-", "--num-envs", str(self.config.num_envs), *environment_flags(env)]
         return command("actor", *flags, *(["--policy", policy] if policy else []))
 
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """First: the learner ends the run in order, once it is there. Second: everything ends now."""
-        self.signals.append(number)
-        if len(self.signals) == 2:
-            self.supervisor.grace = 0.0
-            raise SystemExit(SIGNALS[signal.Signals(number)])
-        if self.learner is not None and self.folder.join_file.exists():
-            self.learner.signal(number)
+    def pass_on(self, learner: Child, number: signal.Signals) -> None:
+        """The learner ends the run in order, if it is there."""
+        if self.folder.join_file.exists():
+            learner.signal(number)
 
-    def look_after(self, learner: Child) -> int:
+    def end_at_once(self, code: int) -> None:
+        """By way of the supervisor, whose processes must not stay."""
+        if self.supervisor.grace:
+            self.supervisor.grace = 0.0
+            raise SystemExit(code)
+
+    def look_after(self, learner: Child, actors: Sequence[Child]) -> int:
         """Until the learner ends: an actor that fails is shown, and started again after a growing pause."""
         while not self.supervisor.wait([learner], LOOK_INTERVAL):
-            for actor in self.actors:
-                if actor.exit_code and not self.signals and not self.mend(actor):
-                    self.say(f"{actor.name} is not started again, and the run cannot go on without it")
+            for actor in actors:
+                if actor.exit_code and not self.signals.first and not self.mend(actor, actors):
+                    self.say("the run ends, for it cannot go on without this actor")
                     learner.signal(signal.SIGTERM)
-                    self.supervisor.wait([learner], float("inf"))
+                    learner.process.wait()
                     return EXIT_FAILED
-        code = learner.exit_code or EXIT_OK
         if learner.process.returncode < 0:
-            self.say(f"the learner was ended by {signal.Signals(-learner.process.returncode).name}")
-        return code
+            self.say(f"the learner {learner.ending}; what it had not saved is lost: --resume {self.folder.path}")
+        return learner.exit_code or EXIT_OK
 
-    def mend(self, actor: Child) -> bool:
-        """Start a failed actor again when it is time; False if that is of no use."""
+    def mend(self, actor: Child, actors: Sequence[Child]) -> bool:
+        """Start a failed actor again when it is time; False if the run can only end."""
         now, name = time.monotonic(), actor.name
         failed_at = self.failed_at.setdefault(name, now)
         if actor.exit_code == EXIT_USAGE and now - failed_at < LEARNERS_TURN:
             return True
         if name not in self.restart_at:
-            # its place is free when its lease has run out; until then there is none for a new one
-            self.failures[name] += actor.exit_code != EXIT_TRY_LATER
-            hopeless = actor.exit_code == EXIT_USAGE or self.failures[name] == MAX_FAILURES
-            pause = 2.0 ** (self.failures[name] - 1)
-            self.show_failure(actor, "" if hopeless else f"; starting it again in {pause:g} s")
-            if hopeless:
-                return False
-            self.restart_at[name] = now + pause
+            self.restart_at[name] = now + self.show_failure(actor)
         if now >= self.restart_at[name]:
             self.supervisor.restart(actor)
             del self.failed_at[name], self.restart_at[name]
-        return True
+        given_up = [other for other in actors if self.restart_at.get(other.name) == inf]
+        return len(given_up) < (1 if self.config.fill == "columns" else len(actors))
 
-    def show_failure(self, actor: Child, what_next: str) -> None:
-        """What the actor said last, unless another has said it already, and what becomes of it."""
+    def show_failure(self, actor: Child) -> float:
+        """Show what the actor said, unless another has said the same; seconds until it is to be started again."""
+        if actor.exit_code == EXIT_TRY_LATER:  # the place of one that was killed is free when its lease has run out
+            self.say(f"{actor.name} found no free place yet; trying again in {RETRY_INTERVAL:g} s")
+            return RETRY_INTERVAL
+        self.failures[actor.name] += 1
+        hopeless = actor.exit_code == EXIT_USAGE or self.failures[actor.name] == MAX_FAILURES
+        pause = inf if hopeless else 2.0 ** (self.failures[actor.name] - 1)
         output = actor.last_lines()
         last_line = output.rpartition("\n")[2]
-        if last_line not in self.shown:
+        seen = ", as another did" if last_line in self.shown else ""
+        if not seen:
             self.shown.add(last_line)
             print(f"{output}\n", file=sys.stderr)
-        self.say(f"{actor.name} ended with exit code {actor.exit_code} ({last_line}){what_next}; its log: {actor.log}")
+        next_step = "not starting it again" if hopeless else f"starting it again in {pause:g} s"
+        self.say(f"{actor.name} {actor.ending}{seen}; {next_step} (its log: {actor.log})")
+        return pause
 
     def say(self, text: str) -> None:
         """On a line of its own, whatever the learner is showing in a terminal."""
-        print(f"{'\n' if sys.stderr.isatty() else ''}zmqrl train: {text}", file=sys.stderr, flush=True)
+        newline = "\n" if sys.stderr.isatty() else ""
+        print(f"{newline}zmqrl train: {text}", file=sys.stderr, flush=True)
 
 
 def _report_of_nothing(folder: RunFolder, reason: str) -> None:
     """The report of a run that was ended before its learner was there."""
-    figures = dict.fromkeys(REPORT_KEYS[:5], 0) | {"reached": [], "actors": [], "learner": {}, "policy_lag": {}}
-    write_report(folder, {**dict.fromkeys(REPORT_KEYS), **figures, "transport": {}, "stopped_because": reason})
+    counts: dict[str, Any] = dict.fromkeys(REPORT_KEYS[:5], 0)
+    empty: dict[str, Any] = {"reached": [], "transport": {}, "policy_lag": {}, "learner": {}, "actors": []}
+    write_report(folder, {**dict.fromkeys(REPORT_KEYS), **counts, **empty, "stopped_because": reason})

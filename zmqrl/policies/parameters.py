@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zmqrl.errors import UsageError, ZmqrlError
-from zmqrl.messages import ManifestEntry
+from zmqrl.session import ManifestEntry
 from zmqrl.spaces import DTYPES
 
 ALIGNMENT = 64

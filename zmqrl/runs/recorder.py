@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from zmqrl.accounts import SlotAccount
 from zmqrl.config import AsyncActorLearnerConfig, RunConfig
 from zmqrl.errors import ZmqrlError
-from zmqrl.messages import Command, SaveCheckpoint
+from zmqrl.messages import SaveCheckpoint
 from zmqrl.ppo import PPOTrainer
 from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord
 from zmqrl.runs.checkpoint import prune, save_checkpoint
@@ -19,7 +20,8 @@ from zmqrl.runs.folder import RunFolder
 from zmqrl.runs.metrics import metrics_of
 from zmqrl.runs.report import summarize_lag, write_report
 from zmqrl.runs.writers import ConsoleLine, MetricsFile, TensorBoardWriter
-from zmqrl.transport.bus import LearnerBus, SlotAccount
+from zmqrl.session import Command
+from zmqrl.transport.bus import LearnerBus
 
 log = logging.getLogger(__name__)
 

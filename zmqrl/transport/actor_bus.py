@@ -23,6 +23,7 @@ from typing import Any
 
 import zmq
 
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import (
     TOPIC_CONTROL,
     TOPIC_POLICY,
@@ -36,8 +37,8 @@ from zmqrl.codec import (
 )
 from zmqrl.config import TransportConfig
 from zmqrl.errors import DecodeError, NoLearner, Refused
-from zmqrl.messages import (
-    ActorStats,
+from zmqrl.messages import PolicyBroadcast, Shutdown
+from zmqrl.session import (
     Credit,
     Farewell,
     GetPolicy,
@@ -45,11 +46,9 @@ from zmqrl.messages import (
     Heartbeat,
     Hello,
     LearnerState,
-    PolicyBroadcast,
     Refuse,
     Rejected,
     Resend,
-    Shutdown,
     Welcome,
 )
 from zmqrl.transport.endpoints import EXPERIENCE_SUFFIX, POLICY_SUFFIX, parse_address, parse_join

@@ -11,49 +11,17 @@ Every implementation (memory, inproc, ipc, tcp) behaves the same; one set of tes
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self
+from contextlib import AbstractContextManager
+from typing import Protocol
 
+from zmqrl.accounts import ActorActivity, ActorStats, Settlement, SlotAccount, SlotStatus
 from zmqrl.config import TransportConfig
-from zmqrl.messages import (
-    ActorStats,
-    Command,
-    ControlMessage,
-    Credit,
-    Experience,
-    Hello,
-    PolicyBroadcast,
-    Shutdown,
-    Terms,
-    Welcome,
-)
+from zmqrl.messages import ControlMessage, Experience, PolicyBroadcast, Shutdown
+from zmqrl.session import Command, Credit, Hello, Terms, Welcome
 from zmqrl.spaces import SpaceSpec
 
 
-@dataclass
-class ActorActivity:
-    """What the actor loop is doing, written by the loop and read by the bus for heartbeats (plain attributes)."""
-
-    steps_taken: int = 0
-    episodes: int = 0
-    version: int = -1
-    step_began: float | None = None
-    """`time.monotonic()` at which the current env.step began; None outside of one."""
-    waiting_for_credit: bool = False
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """What became of the env steps an actor handed to its bus: `sum = steps_received + sum(steps_lost)`."""
-
-    steps_received: int = 0
-    steps_lost: dict[str, int] = field(default_factory=dict)
-    chunks_sent: int = 0
-
-
-class ActorBus(Protocol):
+class ActorBus(AbstractContextManager["ActorBus"], Protocol):
     """The actor's side. The loop that uses it:
 
     while not bus.shutdown:
@@ -102,51 +70,8 @@ class ActorBus(Protocol):
     def close(self) -> None:
         """Give back threads and sockets; what was not acknowledged is lost."""
 
-    def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-
-@dataclass(frozen=True)
-class SlotStatus:
-    """What the learner knows of one slot that is or was taken."""
-
-    agent_id: int
-    alive: bool
-    host: str
-    pid: int
-    silent_seconds: float
-    """Since anything was heard of it."""
-    steps_taken: int
-    in_step_seconds: float
-    """How long it has been inside one env.step, brought up to now; 0 if it is not in one."""
-    waiting_for_credit: bool
-    received_chunks: int
-    refused: dict[str, int]
-    """Messages refused, by reason."""
-    last_error: str
-
-
-@dataclass
-class SlotAccount:
-    """Env steps of one slot over all its sessions: `received = consumed + queued + sum(refused) + rolled_back`.
-
-    A sequence number counts once, when it is first accepted or refused. Duplicates and malformed messages are
-    messages, not env steps, and stand apart.
-    """
-
-    received: int = 0
-    consumed: int = 0
-    queued: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    rolled_back: int = 0
-    duplicates: int = 0
-    malformed: int = 0
-    cuts: int = 0
-    """Chunks given up: never received, so in no sum."""
-
-
-class LearnerBus(Protocol):
+class LearnerBus(AbstractContextManager["LearnerBus"], Protocol):
     """The learner's side. The loop that uses it:
 
     bus.open(terms); bus.publish(first_policy)
@@ -220,7 +145,3 @@ class LearnerBus(Protocol):
 
     def close(self) -> None:
         """Give back threads, sockets and ports."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -13,10 +13,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from zmqrl.accounts import ActorActivity, ActorStats, Settlement
 from zmqrl.codec import ExperienceLayout, encode_experience, sampled
 from zmqrl.errors import NoLearner, ZmqrlError
-from zmqrl.messages import ActorStats, Credit, Experience, Hello, PolicyBroadcast, Shutdown, Welcome
-from zmqrl.transport.bus import ActorActivity, Settlement
+from zmqrl.messages import Experience, PolicyBroadcast, Shutdown
+from zmqrl.session import Credit, Hello, Welcome
 from zmqrl.transport.sequence import SendWindow, SentChunk
 
 

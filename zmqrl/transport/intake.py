@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from zmqrl.accounts import ActorActivity, ActorStats, SlotAccount, SlotStatus
 from zmqrl.codec import (
     ExperienceLayout,
     Message,
@@ -28,29 +29,24 @@ from zmqrl.codec import (
 )
 from zmqrl.config import TransportConfig
 from zmqrl.errors import ConfigError, DecodeError
-from zmqrl.messages import (
-    ActorStats,
+from zmqrl.messages import ControlMessage, Experience, PolicyBroadcast, Shutdown
+from zmqrl.session import (
     Command,
     CommandResult,
-    ControlMessage,
     Credit,
-    Experience,
     Farewell,
     GetPolicy,
     Goodbye,
     Heartbeat,
     Hello,
     LearnerState,
-    PolicyBroadcast,
     Refuse,
     Rejected,
     Resend,
-    Shutdown,
     Terms,
     Welcome,
 )
 from zmqrl.spaces import SpaceSpec
-from zmqrl.transport.bus import ActorActivity, SlotAccount, SlotStatus
 from zmqrl.transport.quietlog import QuietLog
 from zmqrl.transport.roster import MAX_SLOTS, Roster, Slot, refusal, refusal_of_protocol
 from zmqrl.transport.sequence import ReceiveWindow

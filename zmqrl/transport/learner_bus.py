@@ -38,17 +38,8 @@ from zmqrl.codec import (
 )
 from zmqrl.config import TransportConfig
 from zmqrl.errors import AddressError, DecodeError
-from zmqrl.messages import (
-    Command,
-    CommandResult,
-    GetPolicy,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    PolicyBroadcast,
-    Terms,
-    Welcome,
-)
+from zmqrl.messages import PolicyBroadcast
+from zmqrl.session import Command, CommandResult, GetPolicy, Goodbye, Heartbeat, Hello, Terms, Welcome
 from zmqrl.transport.actor_bus import SocketActorBus, connect_actor
 from zmqrl.transport.endpoints import (
     EXPERIENCE_SUFFIX,

@@ -10,21 +10,12 @@ import secrets
 import time
 from dataclasses import replace
 
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import Message
 from zmqrl.config import TransportConfig
 from zmqrl.errors import NoLearner, Refused, UsageError
-from zmqrl.messages import (
-    ActorStats,
-    Credit,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    PolicyBroadcast,
-    Refuse,
-    Shutdown,
-    Terms,
-    Welcome,
-)
+from zmqrl.messages import PolicyBroadcast, Shutdown
+from zmqrl.session import Credit, Goodbye, Heartbeat, Hello, Refuse, Terms, Welcome
 from zmqrl.transport.inbox import Inbox
 from zmqrl.transport.intake import Intake, Sender
 from zmqrl.transport.sequence import SentChunk

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zmqrl.messages import PROTOCOL_VERSION, Hello, Refuse, Terms
+from zmqrl.session import PROTOCOL_VERSION, Hello, Refuse, Terms
 from zmqrl.spaces import differences
 
 MAX_SLOTS = 4096

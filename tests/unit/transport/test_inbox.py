@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import ExperienceLayout, decode_experience
 from zmqrl.errors import NoLearner
-from zmqrl.messages import ActorStats, Credit, Experience, Hello, PolicyBroadcast, Shutdown, Terms, Welcome
+from zmqrl.messages import Experience, PolicyBroadcast, Shutdown
+from zmqrl.session import Credit, Hello, Terms, Welcome
 from zmqrl.spaces import BoxSpec, DiscreteSpec
 from zmqrl.transport.inbox import Inbox
 from zmqrl.transport.sequence import SentChunk

@@ -10,26 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zmqrl.accounts import ActorStats
 from zmqrl.codec import ExperienceLayout, Message, encode_experience
 from zmqrl.config import TransportConfig
 from zmqrl.errors import ConfigError
-from zmqrl.messages import (
-    ActorStats,
+from zmqrl.messages import Experience, PolicyBroadcast, SetLearningRate, Shutdown
+from zmqrl.session import (
     Command,
     CommandResult,
     Credit,
-    Experience,
     Farewell,
     GetPolicy,
     Goodbye,
     Heartbeat,
     Hello,
-    PolicyBroadcast,
     Refuse,
     Rejected,
     Resend,
-    SetLearningRate,
-    Shutdown,
     Terms,
     Welcome,
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from zmqrl.messages import PROTOCOL_VERSION, Hello, Refuse, Terms
+from zmqrl.session import PROTOCOL_VERSION, Hello, Refuse, Terms
 from zmqrl.spaces import BoxSpec, DictSpec, DiscreteSpec, SpaceSpec
 from zmqrl.transport.roster import MAX_SLOTS, Roster, Slot, actor_seed, refusal
 
