@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from running import FAST
+from zmq.utils.garbage import GarbageCollectorThread
 
 from zmqrl.config import TransportConfig
 from zmqrl.transport import bind_learner, memory_buses
@@ -35,7 +36,7 @@ def everyone_goes_home() -> Iterator[None]:
 
 
 def _living() -> set[str]:
-    threads = {f"thread {thread.name}" for thread in threading.enumerate() if not _lasting(thread.name)}
+    threads = {f"thread {thread.name}" for thread in threading.enumerate() if not _lasting(thread)}
     processes = {
         f"process {child.pid} {child.name()}"
         for child in psutil.Process().children(recursive=True)
@@ -45,9 +46,10 @@ def _living() -> set[str]:
     return threads | processes | ports
 
 
-def _lasting(name: str) -> bool:
-    """Threads of the interpreter's own that stay once they exist."""
-    return name.startswith(("MainThread", "pytest_timeout", "QueueFeederThread", "pydevd"))
+def _lasting(thread: threading.Thread) -> bool:
+    """Threads that stay once they exist: the interpreter's, pytest's, and the one that pyzmq frees large frames in."""
+    of_pyzmq = isinstance(thread, GarbageCollectorThread)
+    return of_pyzmq or thread.name.startswith(("MainThread", "pytest_timeout", "QueueFeederThread", "pydevd"))
 
 
 def _resource_keeper(child: psutil.Process) -> bool:

@@ -58,16 +58,6 @@ LAYOUT = ExperienceLayout(OBSERVATIONS, ACTIONS, N, T)
 Bind = Callable[..., LearnerBus]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def library_thread() -> None:
-    """pyzmq starts one thread per process at the first send without a copy, and keeps it: not a leak of ours."""
-    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
-        one.bind("inproc://first")
-        two.connect("inproc://first")
-        one.send(bytes(1 << 20), copy=False)
-        two.recv()
-
-
 @pytest.fixture
 def bind(tmp_path: Path) -> Iterator[Bind]:
     """A learner's bus of a kind, closed at the end."""
@@ -762,6 +752,18 @@ def test_an_actor_joins_a_restarted_learner_again(tmp_path: Path, epoch: int) ->
         assert (settlement.steps_received, settlement.steps_lost) == (2 * ROWS, {"stale_epoch": ROWS})
         assert settlement.chunks_sent == 3
         leave(actor)
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_the_slot_of_an_actor_that_died_is_free_long_before_its_lease_ends(bind: Bind, kind: str) -> None:
+    bus = bind(kind, replace(FAST, lease=1000.0))
+    open_bus(bus, num_actors=1)
+    with bus.connect(hello()) as died:  # closing without a goodbye is what the kernel does for a killed process
+        first_policy(died)
+    until(lambda: not bus.slots()[0].alive, lambda seconds: bus.receive(None, seconds))
+    with bus.connect(hello()) as successor:
+        first_policy(successor)
+        assert successor.welcome.slot == 0
 
 
 def test_a_new_incarnation_takes_the_slot_of_a_dead_one(bind: Bind) -> None:

@@ -25,22 +25,30 @@ MakeBus = Callable[..., LearnerBus]
 MODES = ("next_step", "same_step", "disabled")
 ESTIMATORS = {"gae 0": {"gae_lambda": 0.0}, "gae 0.95": {"gae_lambda": 0.95}, "vtrace": {"use_vtrace": True}}
 TERMINATED = {"gae 0": (3.08, 2.77), "gae 0.95": (2.31, 3.08), "vtrace": (2.27, 3.09)}
-UPDATES = 160
+UPDATES, NUM_STEPS, NUM_ENVS = 60, 128, 2
 
 
 def learned_values(make_bus: MakeBus, probe: str, mode: str, estimator: str) -> tuple[float, float]:
-    """(V(B), V(A)), mean over the last 20 updates."""
+    """(V(B), V(A)), mean over the last 10 updates."""
     config = AsyncActorLearnerConfig(
         num_actors=1,
-        num_envs=4,
-        num_steps=128,
-        max_lead_steps=128,
-        total_env_steps=128 * 4 * UPDATES,
+        num_envs=NUM_ENVS,
+        num_steps=NUM_STEPS,
+        max_lead_steps=NUM_STEPS,
+        total_env_steps=NUM_STEPS * NUM_ENVS * UPDATES,
         gamma=0.9,
         seed=3,
         **ESTIMATORS[estimator],
     )
-    ppo = PPOConfig(learning_rate=3e-3, n_epochs=6, batch_size=128, ent_coef=0.0, vf_coef=1.0, max_grad_norm=10.0)
+    ppo = PPOConfig(
+        learning_rate=1e-2,
+        learning_rate_schedule="linear",
+        n_epochs=6,
+        batch_size=NUM_STEPS * NUM_ENVS,
+        ent_coef=0.0,
+        vf_coef=1.0,
+        max_grad_norm=10.0,
+    )
     states = torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # B, A
     values: list[np.ndarray] = []
 
@@ -49,13 +57,13 @@ def learned_values(make_bus: MakeBus, probe: str, mode: str, estimator: str) -> 
             values.append(trainer.policy.value(states).numpy())
 
     def environments() -> VectorEnvironment:
-        return wrap_envs(vector_probe(probe, 4, mode))
+        return wrap_envs(vector_probe(probe, NUM_ENVS, mode))
 
     outcome = run_training(
         make_bus(), config, environments, ppo=ppo, policy=PolicyConfig(hidden_sizes=(16,)), look=look
     )
     assert all(record.training.ratio_error <= 1e-5 for record in outcome.records)
-    value_b, value_a = np.mean(values[-20:], axis=0)
+    value_b, value_a = np.mean(values[-10:], axis=0)
     return float(value_b), float(value_a)
 
 

@@ -56,8 +56,15 @@ log = logging.getLogger(__name__)
 Sender = Any
 """Where answers to a peer go: a routing id, or the peer itself where there is no socket."""
 
+MAX_STATS = 1000
+"""Goodbyes of one slot that are kept for the report: actors that come and go must not fill the memory."""
+
 MAX_COMMANDS = 64
 """Admin commands that wait for the loop, which looks between two chunks; a person types fewer."""
+
+LINK_GRACE = 3.0
+"""Heartbeats that an actor whose connection ended may miss until its slot is free. It reconnects within one if it
+lives; a slot held for the whole lease would keep out the actor that was started in place of a dead one."""
 
 RESEND_INTERVAL = 0.25
 """Seconds before the same hole is asked for again: well above a round trip, well below `hole_timeout`."""
@@ -112,7 +119,7 @@ class _Line:
     received_chunks: int = 0
     refused_messages: Counter[str] = field(default_factory=Counter)
     session: _Session | None = None
-    stats: list[ActorStats] = field(default_factory=list)
+    stats: deque[ActorStats] = field(default_factory=lambda: deque(maxlen=MAX_STATS))
 
     @property
     def queued(self) -> int:
@@ -133,7 +140,7 @@ class Intake(ABC):
         self._changed = threading.Condition()
         self._terms: Terms | None = None
         self._layout: ExperienceLayout | None = None
-        self._roster = Roster(0, "columns", 0, transport.lease)
+        self._roster = Roster(0, "columns", 0, epoch, transport.lease)
         self._lines: dict[int, _Line] = {}
         self._ready: dict[int, None] = {}  # slots with something queued, in the order of their turns
         self._first_hello: Hello | None = None
@@ -192,7 +199,7 @@ class Intake(ABC):
                 self._roll_back()
             self.run_id, self.epoch, self.env = terms.run_id, terms.epoch, terms.env
             self._terms, self._layout, self._policy, self._credit_version = terms, layout, None, -1
-            self._roster = Roster(terms.num_actors, terms.fill, terms.seed, terms.lease)
+            self._roster = Roster(terms.num_actors, terms.fill, terms.seed, terms.epoch, terms.lease)
             early, self._early = list(self._early.values()), {}
         for hello, sender, activity in early:
             self.hear_hello(hello, sender, time.monotonic(), activity)
@@ -527,6 +534,13 @@ class Intake(ABC):
                     answers.append((sender, self._finishing))
         self._deliver_all(answers)
 
+    def hear_link_lost(self, number: int, incarnation: int, now: float) -> None:
+        """An actor's subscription ended. A process that died ends it at once; one that lives beats soon again."""
+        with self._changed:
+            slot = self._roster.find(number, incarnation)
+            if slot is not None and slot.alive:
+                self._roster.link_lost(slot, now + LINK_GRACE * self.transport.heartbeat_interval)
+
     def hear_goodbye(self, goodbye: Goodbye, sender: Sender, now: float) -> None:
         """Free the slot; said twice it is answered twice."""
         with self._changed:
@@ -572,13 +586,9 @@ class Intake(ABC):
         answers: list[tuple[Sender, Message]] = []
         with self._changed:
             for slot in self._roster.expire(now):
-                log.warning(
-                    "slot %d (%s, pid %d): silent for %g s, so it is free now",
-                    slot.number,
-                    slot.host,
-                    slot.pid,
-                    self._roster.lease,
-                )
+                silent = now - slot.last_heard
+                place = (slot.number, slot.host, slot.pid)
+                log.warning("slot %d (%s, pid %d): silent for %.1f s, so it is free now", *place, silent)
                 self._changed.notify_all()
             for line in self._lines.values():
                 session = line.session

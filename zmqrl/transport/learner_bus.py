@@ -77,7 +77,8 @@ FRAMES_KEPT = 4
 LAST_WORDS_MS = 500
 """Linger at the end, for Farewell and Shutdown that are on their way; a peer that reads takes none of it."""
 
-_SUBSCRIPTION = re.compile(rb"\x01a/(\d{1,19})-(\d{1,19})/")
+_SUBSCRIPTION = re.compile(rb"([\x00\x01])a/(\d{1,19})-(\d{1,19})/")
+"""An actor's private topic: subscribed to (1) when it joins, ended (0) when its link does."""
 
 
 def bind_learner(
@@ -306,8 +307,11 @@ class SocketLearnerBus(Intake):
     def _on_subscription(self, frames: list[zmq.Frame]) -> None:
         # Seeing it here proves that what is published from now on reaches this actor; so tell it.
         if match := _SUBSCRIPTION.fullmatch(frames[0].bytes):
-            topic = private_topic(int(match[1]), int(match[2]))
-            self._send_to_all(encode(Subscribed(self.epoch), topic))
+            slot, incarnation = int(match[2]), int(match[3])
+            if match[1] == b"\x01":
+                self._send_to_all(encode(Subscribed(self.epoch), private_topic(slot, incarnation)))
+            else:
+                self.hear_link_lost(slot, incarnation, time.monotonic())
 
     def _send(self, sender: bytes, message: Message) -> None:
         cached = self._policy_frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,11 +28,16 @@ class Slot:
     times_taken: int = 0
     alive: bool = False
     last_heard: float = 0.0
+    doubted_until: float = math.inf
+    """Its link has ended: unless it says something before then, it is gone."""
 
 
-def actor_seed(run_seed: int, slot: int, times_taken: int) -> int:
-    """A 63-bit seed of its own for each actor that ever takes a slot; the same in each run with this seed."""
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(slot, times_taken))
+def actor_seed(run_seed: int, epoch: int, slot: int, times_taken: int) -> int:
+    """A 63-bit seed of its own for each actor that ever takes a slot; the same in each run with this seed.
+
+    A resumed run is a new epoch: its environments begin anew, and should not repeat their first episodes.
+    """
+    sequence = np.random.SeedSequence(run_seed, spawn_key=(epoch, slot, times_taken))
     return int(sequence.generate_state(1, np.uint64)[0]) >> 1
 
 
@@ -71,10 +77,10 @@ class Roster:
     An actor that was only silent gets its own slot back as long as nobody else has taken it.
     """
 
-    def __init__(self, num_actors: int, fill: str, run_seed: int, lease: float) -> None:
+    def __init__(self, num_actors: int, fill: str, run_seed: int, epoch: int, lease: float) -> None:
         self._capacity = num_actors if fill == "columns" else MAX_SLOTS
         self._fill = fill
-        self._run_seed = run_seed
+        self._run_seed, self._epoch = run_seed, epoch
         self.lease = lease
         self._slots: list[Slot] = []
 
@@ -97,7 +103,7 @@ class Roster:
         slot = next((slot for slot in self._slots if slot.incarnation == hello.incarnation), None) or self._take(hello)
         if slot is None:
             return Refuse("full", self._full())
-        slot.alive, slot.last_heard = True, now
+        self.heard(slot, now)
         return slot
 
     def _take(self, hello: Hello) -> Slot | None:
@@ -108,7 +114,7 @@ class Roster:
             slot = Slot(len(self._slots))
             self._slots.append(slot)
         slot.incarnation, slot.host, slot.pid = hello.incarnation, hello.host, hello.pid
-        slot.seed = actor_seed(self._run_seed, slot.number, slot.times_taken)
+        slot.seed = actor_seed(self._run_seed, self._epoch, slot.number, slot.times_taken)
         slot.times_taken += 1
         return slot
 
@@ -131,15 +137,23 @@ class Roster:
 
     def heard(self, slot: Slot, now: float) -> None:
         """Its actor said something. One whose lease had run out has it again."""
-        slot.alive, slot.last_heard = True, now
+        slot.alive, slot.last_heard, slot.doubted_until = True, now, math.inf
+
+    def link_lost(self, slot: Slot, until: float) -> None:
+        """Its connection has ended, because the actor died or because the network did: it has until then to speak."""
+        slot.doubted_until = min(until, slot.doubted_until)
 
     def leave(self, slot: Slot) -> None:
         """Its actor said goodbye: whatever it still sends comes from nobody."""
         slot.alive, slot.incarnation = False, None
 
     def expire(self, now: float) -> list[Slot]:
-        """Free the slots of those that were silent for a lease, and return them."""
-        expired = [slot for slot in self._slots if slot.alive and now - slot.last_heard > self.lease]
+        """Free the slots of those that were silent for a lease, or since their link ended, and return them."""
+        expired = [
+            slot
+            for slot in self._slots
+            if slot.alive and (now - slot.last_heard > self.lease or now > slot.doubted_until)
+        ]
         for slot in expired:
             slot.alive = False
         return expired

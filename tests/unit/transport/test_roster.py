@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -28,12 +29,12 @@ def joined(roster: Roster, incarnation: int, now: float = 0.0) -> Slot:
 
 
 def test_slots_are_given_from_the_lowest_and_hello_is_idempotent() -> None:
-    roster = Roster(3, "columns", 0, 30.0)
+    roster = Roster(3, "columns", 0, 1, 30.0)
     assert [joined(roster, incarnation).number for incarnation in (11, 22, 11, 33, 22)] == [0, 1, 0, 2, 1]
 
 
 def test_columns_are_full_when_all_are_taken_and_say_what_to_do() -> None:
-    roster = Roster(2, "columns", 0, 30.0)
+    roster = Roster(2, "columns", 0, 1, 30.0)
     joined(roster, 1), joined(roster, 2)
     assert roster.join(hello(3), 0.0) == Refuse(
         "full",
@@ -43,14 +44,14 @@ def test_columns_are_full_when_all_are_taken_and_say_what_to_do() -> None:
 
 
 def test_a_quota_takes_more_actors_than_it_was_made_for() -> None:
-    roster = Roster(2, "quota", 0, 30.0)
+    roster = Roster(2, "quota", 0, 1, 30.0)
     numbers = [joined(roster, incarnation).number for incarnation in range(100, 110)]
     assert numbers == list(range(10))
     assert MAX_SLOTS == 4096
 
 
 def test_a_goodbye_frees_the_slot_for_the_next() -> None:
-    roster = Roster(2, "columns", 0, 30.0)
+    roster = Roster(2, "columns", 0, 1, 30.0)
     first = joined(roster, 1)
     joined(roster, 2)
     roster.leave(first)
@@ -59,7 +60,7 @@ def test_a_goodbye_frees_the_slot_for_the_next() -> None:
 
 
 def test_a_lease_of_silence_frees_the_slot() -> None:
-    roster = Roster(1, "columns", 0, lease=30.0)
+    roster = Roster(1, "columns", 0, 1, 30.0)
     slot = joined(roster, 1, now=0.0)
     for now in range(0, 3600, 29):
         roster.heard(slot, float(now))
@@ -70,7 +71,7 @@ def test_a_lease_of_silence_frees_the_slot() -> None:
 
 
 def test_one_that_was_only_silent_has_its_own_slot_again_with_the_same_seed() -> None:
-    roster = Roster(2, "columns", 0, lease=30.0)
+    roster = Roster(2, "columns", 0, 1, 30.0)
     seed = joined(roster, 1).seed
     joined(roster, 2)
     roster.expire(now=31.0)
@@ -79,7 +80,7 @@ def test_one_that_was_only_silent_has_its_own_slot_again_with_the_same_seed() ->
 
 
 def test_one_whose_slot_was_taken_gets_another_with_another_seed() -> None:
-    roster = Roster(2, "columns", 0, lease=30.0)
+    roster = Roster(2, "columns", 0, 1, 30.0)
     seed = joined(roster, 1).seed
     roster.expire(now=31.0)
     assert joined(roster, 2, now=32.0).number == 0
@@ -89,10 +90,10 @@ def test_one_whose_slot_was_taken_gets_another_with_another_seed() -> None:
 
 
 def test_seeds_depend_on_run_slot_and_turn_and_fit_63_bits() -> None:
-    seeds = {actor_seed(run, slot, turn) for run in range(5) for slot in range(5) for turn in range(5)}
-    assert len(seeds) == 125
+    seeds = {actor_seed(*key) for key in itertools.product(range(4), repeat=4)}
+    assert len(seeds) == 4**4
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert actor_seed(3, 2, 1) == actor_seed(3, 2, 1)
+    assert actor_seed(3, 1, 2, 1) == actor_seed(3, 1, 2, 1)
 
 
 def test_a_wrong_number_of_environments_is_refused_with_both_numbers() -> None:
@@ -122,3 +123,15 @@ def test_two_versions_tell_each_other_why(protocol: int, older: str) -> None:
 
 def test_one_that_fits_is_not_refused() -> None:
     assert refusal(hello(1), TERMS) is None
+
+
+def test_a_slot_whose_link_ended_is_free_soon_unless_its_actor_speaks() -> None:
+    roster = Roster(2, "columns", 0, 1, 30.0)
+    dead, living = joined(roster, 1), joined(roster, 2)
+    roster.link_lost(dead, until=3.0)
+    roster.link_lost(living, until=3.0)
+    roster.heard(living, 1.0)
+    assert roster.expire(3.0) == []
+    assert roster.expire(3.1) == [dead]
+    assert joined(roster, 3, now=3.2).number == dead.number
+    assert roster.expire(3.1 + 30.0) == [living]
