@@ -11,7 +11,7 @@ SOURCES := zmqrl tests examples benchmarks launch
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-slow check format bench docs clean
+.PHONY: help install train test test-slow check format bench bench-peers docs clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -46,8 +46,13 @@ format: $(INSTALLED)  ## lay out the code, and mend what can be mended
 	$(RUN) ruff format $(wildcard $(SOURCES))
 	$(RUN) ruff check --fix $(wildcard $(SOURCES))
 
-bench: $(INSTALLED)  ## the benchmarks, one JSON line each
-	set -e; for script in benchmarks/*.py; do $(RUN) "benchmarks.$$(basename "$$script" .py)"; done
+bench: $(INSTALLED)  ## the benchmarks that need nothing else, as JSON lines
+	$(RUN) benchmarks.startup
+	$(RUN) benchmarks.wire
+	$(RUN) benchmarks.pipeline
+
+bench-peers: $(INSTALLED)  ## against Stable-Baselines3: SB3_PYTHON=its interpreter
+	$(RUN) benchmarks.against_sb3 --sb3-python '$(or $(SB3_PYTHON),$(error SB3_PYTHON=... names a Python with stable-baselines3; see docs/benchmarks.md))'
 
 docs: $(INSTALLED)  ## write docs/configuration.md anew from zmqrl/config.py
 	$(RUN) zmqrl.cli.options > docs/configuration.md.new

@@ -1,12 +1,15 @@
 """Against Stable-Baselines3's PPO, on CartPole-v1: env steps/s at equal settings, and seconds to a mean return of 475.
 
-    python -m venv /tmp/sb3 && /tmp/sb3/bin/pip install torch==2.13.0 stable-baselines3==2.9.2
-    python -m benchmarks.against_sb3 --sb3-python /tmp/sb3/bin/python      (make bench-peers SB3_PYTHON=/tmp/sb3/bin/python)
+    python -m venv /tmp/sb3
+    /tmp/sb3/bin/pip install torch==2.13.0 stable-baselines3==2.9.2
+    python -m benchmarks.against_sb3 --sb3-python /tmp/sb3/bin/python
+    make bench-peers SB3_PYTHON=/tmp/sb3/bin/python                       (the same)
 
-In turn, `--repeats` times. Equal settings: 16 environments (zmqrl: 2 actors with 8 each), 128 steps of each per update,
-4 epochs of minibatches of 256, 1e-3, two networks of 64 x 64. Steps/s are of whole updates, from the end of the first to the
-end of the last. To 475: each with its own best known settings, zmqrl's preset and the RL-Zoo's for SB3; seconds
-from the creation of the process to a mean of 475 over the last 100 episodes, imports and start-up included.
+In turn, `--repeats` times. Equal settings: 16 environments (zmqrl: 2 actors with 8 each), 128 steps of each per
+update, 4 epochs of minibatches of 256, 1e-3, two networks of 64 x 64, one thread of torch per process. Steps/s are of
+whole updates, from the end of the first to the end of the last. To 475: each with its own best known settings,
+zmqrl's preset and the RL-Zoo's for SB3; seconds from the creation of the process to a mean of 475 over the last 100
+episodes, imports and start-up included.
 `ratio_to_sb3.cartpole` and `seconds_to_475.ratio` are medians, above 1 and below 1 where zmqrl is faster.
 """
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -40,6 +41,7 @@ class Watch(BaseCallback):
 
 
 what, seed, steps, began = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+torch.set_num_threads(1)  # faster for networks this small, and what zmqrl does
 watch = Watch()
 if what == "rate":
     env = make_vec_env("CartPole-v1", n_envs=16, seed=seed)

@@ -15,7 +15,7 @@ from zmqrl import (
     spawn_actor,
 )
 from zmqrl.envs import read_spaces
-from zmqrl.learner import UpdateRecord
+from zmqrl.progress import UpdateRecord
 
 GOAL = 300.0
 
@@ -38,8 +38,6 @@ with bind_learner("tcp://127.0.0.1:0", env=env.env) as bus:
     trainer, outcome = learner_loop(config, trainer, bus, on_update=report)
     for actor in actors:
         stats = actor.join(timeout=60)
-        print(
-            f"actor {stats.agent_id}: {stats.steps_taken} steps, {stats.steps_received} received, lost {stats.steps_lost}"
-        )
+        print(f"actor {stats.agent_id} took {stats.steps_taken} steps, of which {stats.steps_received} were received")
 
 print(f"{outcome.stopped_because}: mean return {outcome.mean_recent_episode_reward(100):.1f}")

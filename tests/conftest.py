@@ -1,16 +1,21 @@
-"""Buses for tests, and the proof that nothing outlives a test."""
+"""Buses and commands for tests, and the proof that nothing outlives a test."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from commands import CARTPOLE, Commands
 from running import FAST
 from zmq.utils.garbage import GarbageCollectorThread
 
@@ -23,19 +28,33 @@ torch.set_num_threads(1)
 LEAVE_WITHIN = 10.0
 """Seconds in which everything a test started has to be gone."""
 
+if sys.platform == "linux":
+    # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes a child of this process, and is seen below
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+@pytest.fixture(scope="session")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where this process, and what it starts, make temporary files: a folder that nobody else uses."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        yield folder
+
 
 @pytest.fixture(autouse=True)
-def everyone_goes_home() -> Iterator[None]:
-    """No thread, child process or listening port may outlive its test."""
-    before = _living()
+def everyone_goes_home(temporary: Path, tmp_path: Path) -> Iterator[None]:
+    """No thread, child process, listening port, socket file or temporary file may outlive its test."""
+    before = _living(temporary, tmp_path)
     yield
     deadline = time.monotonic() + LEAVE_WITHIN
-    while (left := _living() - before) and time.monotonic() < deadline:
+    while (left := _living(temporary, tmp_path) - before) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
     assert not left, f"left behind: {sorted(left)}"
 
 
-def _living() -> set[str]:
+def _living(temporary: Path, own: Path) -> set[str]:
     threads = {f"thread {thread.name}" for thread in threading.enumerate() if not _lasting(thread)}
     processes = {
         f"process {child.pid} {child.name()}"
@@ -43,7 +62,10 @@ def _living() -> set[str]:
         if not _resource_keeper(child)
     }
     ports = {f"port {link.laddr}" for link in psutil.Process().net_connections() if link.status == psutil.CONN_LISTEN}
-    return threads | processes | ports
+    sockets = {f"socket file {path}" for path in own.rglob("*") if path.is_socket()}
+    # the fork server of multiprocessing keeps its folder as long as it lives, which is as long as this process
+    files = {f"temporary file {path}" for path in temporary.iterdir() if not path.name.startswith("pymp-")}
+    return threads | processes | ports | sockets | files
 
 
 def _lasting(thread: threading.Thread) -> bool:
@@ -77,3 +99,35 @@ def make_bus(tmp_path: Path) -> Iterator[Callable[..., LearnerBus]]:
             return stack.enter_context(bind_learner(addresses[kind], transport, **more))
 
         yield make
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """Starts `zmqrl ...` in a folder of its own."""
+    commands = Commands(tmp_path)
+    yield commands
+    commands.close()
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run of `zmqrl train` in lockstep that reached its goal."""
+
+    path: Path
+    launched: float
+    """Unix time just before the command was."""
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Not to be changed; copy it."""
+    commands = Commands(tmp_path_factory.mktemp("finished"))
+    launched = time.time()
+    goal = ("--num-actors", 2, "--max-lead-steps", 16, "--checkpoint-every", 20, "--stop-at-return", 15)
+    try:
+        done = commands.run("train", *CARTPOLE, *goal)
+    finally:
+        commands.close()
+    return FinishedRun(commands.run_folder(), launched, done.stdout, done.stderr)

@@ -156,7 +156,7 @@ class Child:
             return "is running"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
-    def last_lines(self, count: int = 30) -> str:
+    def last_lines(self, count: int = 100) -> str:
         """The end of what it wrote to its log, where a traceback is."""
         if self.log is None:
             return ""

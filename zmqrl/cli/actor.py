@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -79,9 +80,14 @@ def _act(options: Options, join: JoinString, signals: Signals) -> ActorStats:
     torch.set_num_threads(1)
     leave = threading.Event()
 
+    def ask(number: signal.Signals) -> None:
+        leave.set()
+        # not by print, which the signal may have interrupted
+        os.write(2, f"zmqrl actor: {number.name}: leaving after this step; a second signal ends it at once\n".encode())
+
     def connect(hello: Hello) -> ActorBus:
         bus = connect_actor(str(join), hello, options[TransportConfig], on_waiting=_say)
-        signals.ask = lambda number: leave.set()
+        signals.ask = ask
         threading.Thread(target=_leave_in_time, args=(bus,), daemon=True, name="leaving").start()
         _say(f"joined {join.address} as actor {bus.welcome.slot}: {num_envs} x {config.env}")
         return bus

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,7 +91,7 @@ def _with_resumed_config(argv: Sequence[str]) -> list[str]:
 
 def _value_of(flag: str, words: Sequence[str]) -> str:
     """Of `--flag value` or `--flag=value`; '' if it is not there."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word == flag:
             return following
         if word.startswith(f"{flag}="):

@@ -63,6 +63,7 @@ class _Launcher:
     def __init__(self, supervisor: Supervisor, folder: RunFolder, options: Options, signals: Signals) -> None:
         self.supervisor, self.folder, self.options, self.signals = supervisor, folder, options, signals
         self.config = options[AsyncActorLearnerConfig]
+        self.learner: Child | None = None
         self.failures: Counter[str] = Counter()
         self.failed_at: dict[str, float] = {}
         self.restart_at: dict[str, float] = {}
@@ -70,9 +71,8 @@ class _Launcher:
 
     def run(self) -> int:
         """Returns the exit code of the learner, which knows best how the run went."""
-        self.signals.insist = self.end_at_once
-        learner = self.supervisor.start("learner", self.learner_command(), share_terminal=True)
-        self.signals.ask = lambda number: self.pass_on(learner, number)
+        self.signals.ask, self.signals.insist = self.pass_on, self.end_at_once
+        self.learner = learner = self.supervisor.start("learner", self.learner_command(), share_terminal=True)
         while not self.folder.join_file.exists():
             if learner.exit_code is not None:
                 return learner.exit_code
@@ -111,10 +111,10 @@ class _Launcher:
         flags = ["--join", "-", "--num-envs", str(self.config.num_envs), *environment_flags(env)]
         return command("actor", *flags, *(["--policy", policy] if policy else []))
 
-    def pass_on(self, learner: Child, number: signal.Signals) -> None:
+    def pass_on(self, number: signal.Signals) -> None:
         """The learner ends the run in order, if it is there."""
-        if self.folder.join_file.exists():
-            learner.signal(number)
+        if self.learner is not None and self.folder.join_file.exists():
+            self.learner.signal(number)
 
     def end_at_once(self, code: int) -> None:
         """By way of the supervisor, whose processes must not stay."""
