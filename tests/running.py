@@ -50,17 +50,19 @@ def run_training(
     ppo: PPOConfig | None = None,
     policy: PolicyConfig | None = None,
     on_update: Callable[[UpdateRecord], str | None] | None = None,
+    prepare: Callable[[PPOTrainer], None] = lambda trainer: None,
     look: Callable[[PPOTrainer], None] = lambda trainer: None,
 ) -> Outcome:
     """A learner in this thread and its actors in others. Both identities of law 1 are asserted of every run.
 
-    look: called with the trainer after each update.
+    prepare, look: called with the trainer before the run, and after each update.
     """
     with make_environments() as probe:
         spaces = probe.observation_space, probe.action_space
     trainer = PPOTrainer(
         make_policy(*spaces, policy or PolicyConfig(), seed=config.seed), ppo or PPOConfig(), seed=config.seed
     )
+    prepare(trainer)
     records: list[UpdateRecord] = []
 
     def note(record: UpdateRecord) -> str | None:

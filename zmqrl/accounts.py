@@ -41,9 +41,14 @@ class SlotStatus:
     in_step_seconds: float
     """How long it has been inside one env.step, brought up to now; 0 if it is not in one."""
     waiting_for_credit: bool
-    received_chunks: int
+    accepted_chunks: int
+    """Received and not refused."""
     refused: dict[str, int]
-    """Messages refused, by reason."""
+    """Chunks and messages refused, by reason."""
+    cuts: int
+    """Chunks given up, since they never arrived."""
+    experience_port: int
+    """Of this host, where its chunks should arrive; 0 where there are no ports."""
     last_error: str
 
 

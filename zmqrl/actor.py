@@ -16,8 +16,10 @@ import torch
 from zmqrl.accounts import ActorStats
 from zmqrl.chunks import ChunkRecorder
 from zmqrl.envs.vector import VectorEnvironment
+from zmqrl.errors import ZmqrlError
 from zmqrl.policies import Policy
-from zmqrl.spaces import map_tree
+from zmqrl.spaces import map_tree, sampled
+from zmqrl.terms import check_policy
 from zmqrl.throttle import ActorThrottle
 from zmqrl.transport.bus import ActorBus
 
@@ -76,14 +78,16 @@ class _Actor:
 
     def _new_recorder(self) -> ChunkRecorder:
         terms, policy = self.bus.welcome.terms, self.policy
-        spaces = policy.observation_space, policy.sampled_action_space()
+        spaces = policy.observation_space, sampled(policy.action_space)
         return ChunkRecorder(*spaces, terms.num_envs, terms.chunk_steps)
 
     def reset(self) -> None:
         """Begin the environments and the sampling, each from a seed of its own, derived from the slot's."""
         environments, sampling = np.random.SeedSequence(self.bus.welcome.seed).generate_state(2, np.uint64)
         self.generator = torch.Generator().manual_seed(int(sampling))
+        self.bus.activity.step_began = time.monotonic()  # a reset may take as long as a step: slow is not dead
         self.observations = self.envs.reset(int(environments))
+        self.bus.activity.step_began = None
 
     def follow_session(self) -> None:
         """A learner that came back counts from 0; what was being recorded belongs to the epoch before."""
@@ -91,8 +95,9 @@ class _Actor:
             return
         self.session = self.bus.session
         self.lost["stale_epoch"] += self.recorder.discard()
+        check_policy(self.policy, self.bus.welcome.terms)
         self.recorder = self._new_recorder()
-        self.throttle.restart()
+        self.throttle.restart(self.bus.welcome.terms.max_lead_steps)
 
     def load_newest_policy(self) -> None:
         """If one came since the last step; those between are never looked at."""
@@ -107,7 +112,7 @@ class _Actor:
     def count_credit(self) -> None:
         """What the learner has consumed, in steps of each environment."""
         credit = self.bus.credit
-        self.throttle.credit(credit.consumed_seq * self.recorder.chunk_steps, credit.version)
+        self.throttle.credit(credit.credited_chunks * self.recorder.chunk_steps, credit.version)
 
     def pause(self) -> None:
         """Until a policy, credit or Shutdown comes."""
@@ -140,7 +145,12 @@ class _Actor:
 
     def send(self) -> None:
         """Hand over the chunk; one that is not full is padded."""
-        self.bus.send(self.recorder.take(self.bus.welcome.slot, self.observations))
+        chunk = self.recorder.take(self.bus.welcome.slot, self.observations)
+        try:
+            self.bus.send(chunk)
+        except ZmqrlError:
+            self.lost["unsent_at_shutdown"] += chunk.env_steps
+            raise
 
     def depart(self, reason: str, *, failed: bool = False) -> ActorStats:
         """Settle the account with the learner and say goodbye."""

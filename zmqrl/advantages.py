@@ -8,7 +8,7 @@ Legend: T rows in time, B columns; any float dtype, which is also the dtype of t
     b_t     boundary:     nothing behind this row belongs to it: terminated, truncated, cut, last row, or next to
                           an invalid row
 
-`values` and `next_values` come from one network, evaluated once per rollout (`ppo.evaluate_rollout`), so no
+`values` and `next_values` come from one network, evaluated once per rollout (`estimates.evaluate_rollout`), so no
 estimate mixes two.
 """
 
@@ -29,7 +29,7 @@ def compute_advantages(
     Returns (advantages, returns = advantages + values).
     """
     deltas = rewards + gamma * next_values - values
-    advantages = _backward_sum(deltas, (gamma * gae_lambda) * ~boundary)
+    advantages = _backward_sum(deltas, gamma * gae_lambda * (~boundary).to(deltas.dtype))
     return advantages, advantages + values
 
 
@@ -54,8 +54,8 @@ def compute_vtrace_advantages(
     """
     ratio = torch.exp(target_log_probs - behavior_log_probs)
     rho = ratio.clamp(max=rho_bar)
-    running = ~boundary
     deltas = rewards + gamma * next_values - values
+    running = (~boundary).to(deltas.dtype)
     corrections = _backward_sum(rho * deltas, gamma * ratio.clamp(max=c_bar) * running)  # v_t - V_t
     following = torch.zeros_like(corrections)
     following[:-1] = corrections[1:] * running[:-1]  # v_{t+1} - V'_t: the two V of row t + 1 are one number

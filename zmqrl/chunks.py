@@ -29,7 +29,7 @@ class ChunkRecorder:
     """Collects steps until `full`; `take` gives the chunk and begins the next."""
 
     def __init__(self, observation_space: SpaceSpec, action_space: SpaceSpec, num_envs: int, chunk_steps: int) -> None:
-        """`action_space` is that of the actions as sampled (`Policy.sampled_action_space`)."""
+        """`action_space` is that of the actions as sampled (`spaces.sampled`)."""
         self.observation_space = observation_space
         self.action_space = action_space
         self.num_envs = num_envs

@@ -199,7 +199,8 @@ class EnvConfig:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor, as key=value."""
     vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
-    """sync: one after the other in the actor's process. async: a process each, for slow environments.
+    """sync: one after the other in the actor's process. async: a process each, for environments that are slow, or
+    that hold the interpreter for seconds in one step, which would silence the actor's heartbeats.
     vector_entry_point: the environment's own vectorized implementation."""
 
     def validate(self) -> EnvConfig:

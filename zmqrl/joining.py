@@ -11,11 +11,9 @@ from collections.abc import Callable
 import zmqrl
 from zmqrl.accounts import ActorStats
 from zmqrl.actor import actor_loop
-from zmqrl.config import PolicyConfig
 from zmqrl.envs.vector import VectorEnvironment
-from zmqrl.errors import Refused
-from zmqrl.policies import Policy, make_policy
-from zmqrl.session import PROTOCOL_VERSION, Hello, Terms
+from zmqrl.session import PROTOCOL_VERSION, Hello
+from zmqrl.terms import policy_of
 from zmqrl.throttle import ActorThrottle
 from zmqrl.transport.bus import ActorBus
 
@@ -47,23 +45,5 @@ def run_actor(
         )
         with connect(hello) as bus:
             terms = bus.welcome.terms
-            policy = _agreed_policy(envs, terms, policy_class)
+            policy = policy_of(terms, policy_class)
             return actor_loop(bus, envs, policy, ActorThrottle(terms.max_lead_steps), leave=leave)
-
-
-def _agreed_policy(envs: VectorEnvironment, terms: Terms, policy_class: str) -> Policy:
-    """The policy of the terms, checked to hold the same parameters as the learner's."""
-    described = {**terms.policy, "policy": policy_class, "hidden_sizes": tuple(terms.policy["hidden_sizes"])}
-    policy = make_policy(envs.observation_space, envs.action_space, PolicyConfig(**described).validate(), seed=0)
-    ours, theirs = policy.flat.manifest(), terms.manifest
-    if ours != theirs:
-        for mine, other in zip(ours, theirs, strict=False):
-            if mine != other:
-                raise Refused(
-                    "policy",
-                    f"the learner's policy has {other.name} {other.shape} {other.dtype}, this actor's {mine.name} "
-                    f"{mine.shape} {mine.dtype}; start both with the same --policy",
-                )
-        counts = f"the learner's policy has {len(theirs)} tensors, this actor's {len(ours)}"
-        raise Refused("policy", f"{counts}; start both with the same --policy")
-    return policy

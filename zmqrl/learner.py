@@ -15,6 +15,7 @@ from zmqrl.ppo import PPOTrainer
 from zmqrl.progress import LearnerReport, TrainingStats, UpdateRecord
 from zmqrl.rollout import RolloutBuffer
 from zmqrl.session import Command
+from zmqrl.spaces import sampled
 from zmqrl.starvation import StarvationWatch
 from zmqrl.terms import terms_of
 from zmqrl.transport.bus import LearnerBus
@@ -42,9 +43,9 @@ def learner_loop(
     """
     loop = _Loop(config.validate(), trainer, bus, report or LearnerReport())
     counters, report = trainer.counters, loop.report
-    bus.open(terms_of(config, trainer.policy, bus))
-    bus.publish(trainer.policy_broadcast(counters.version))
     try:
+        bus.open(terms_of(config, trainer.policy, bus))
+        bus.publish(trainer.policy_broadcast(counters.version))
         while counters.updates < config.total_updates and loop.fill():
             rollout = loop.buffer.rollout(trainer.device)
             with report.phase("estimating"):
@@ -70,6 +71,7 @@ def learner_loop(
         report.stopped_because = f"{type(error).__name__}: {error}"
         raise
     finally:
+        loop.decline_commands()
         bus.shutdown(report.stopped_because)
     return trainer, report
 
@@ -86,7 +88,7 @@ class _Loop:
             config.num_actors,
             config.num_envs,
             trainer.policy.observation_space,
-            trainer.policy.sampled_action_space(),
+            sampled(trainer.policy.action_space),
             fill=config.fill,
             pin=trainer.device.type == "cuda",
         )
@@ -94,6 +96,7 @@ class _Loop:
         waits = (config.starvation_timeout, bus.transport.env_step_timeout, bus.transport.wait_for_actors)
         self.watch = StarvationWatch(*waits, now=self.began)
         self.save_requests: list[Command] = []
+        self.first_update = trainer.counters.updates
 
     def fill(self) -> bool:
         """Take experience until the rollout is complete; False if a Shutdown came before that."""
@@ -131,6 +134,11 @@ class _Loop:
                     self.bus.answer(command.request, False, "not while the run goes on; end it and use --resume")
         return True
 
+    def decline_commands(self) -> None:
+        """Nobody waits for an answer that will not come."""
+        for command in (*self.save_requests, *self.bus.commands()):
+            self.bus.answer(command.request, False, "the run has ended")
+
     def count(self, training: TrainingStats) -> UpdateRecord:
         """The rollout has been used: count it, publish what came of it, and say so."""
         counters, report, buffer = self.trainer.counters, self.report, self.buffer
@@ -153,9 +161,12 @@ class _Loop:
         return UpdateRecord.of(report, training, episodes, lags, self.config.total_updates, seconds, alive, requests)
 
     def publish(self) -> None:
-        """Every `broadcast_every` updates: the new policy to all, and credit for what it came from."""
+        """Every `broadcast_every` updates: the new policy to all, and credit for what it came from.
+
+        Counted from where this loop began, since it began by publishing its policy.
+        """
         counters = self.trainer.counters
-        if counters.updates % self.config.broadcast_every == 0:
+        if (counters.updates - self.first_update) % self.config.broadcast_every == 0:
             counters.version += 1
             counters.broadcasts += 1
             self.bus.publish(self.trainer.policy_broadcast(counters.version))

@@ -50,10 +50,10 @@ class Experience:
     """[M] int64, in env steps."""
     values: np.ndarray | None = None
     """[T, N] float32: the actor's own estimate, if it made one. The learner evaluates anew."""
-    incarnation: int = 0
-    """Random per actor process; given by the bus."""
+    session: int = 0
+    """Which stay of an actor in its slot; told apart by the learner's bus."""
     seq: int = 0
-    """Number of the chunk within its session; given by the bus."""
+    """Number of the chunk within its session; given by the actor's bus."""
 
     @property
     def num_steps(self) -> int:

@@ -144,7 +144,7 @@ class PPOTrainer:
         """(table [minibatches evaluated, len(TABLE)], optimizer steps taken, epochs in which any was taken)."""
         config, weights, gradients = self.config, self.policy.flat.weights, self.policy.flat.gradients
         total = rows.numbers.shape[1]
-        count = math.ceil(total / config.batch_size)
+        count = max(1, min(math.ceil(total / config.batch_size), total // 2))  # no minibatch of one row
         table = torch.zeros(config.n_epochs * count, len(TABLE), device=self.device)
         failed = torch.zeros((), device=self.device)
         steps = epochs = 0

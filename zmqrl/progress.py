@@ -92,8 +92,10 @@ class LearnerReport:
     def phase(self, name: str) -> Iterator[None]:
         """Count the seconds of the block to one of PHASES."""
         began = time.monotonic()
-        yield
-        self.seconds[name] += time.monotonic() - began
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.monotonic() - began
 
     def add_episodes(self, returns: np.ndarray, lengths: np.ndarray) -> None:
         """Episodes that ended in the rollout just consumed, in the order of columns, then time."""

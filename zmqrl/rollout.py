@@ -4,7 +4,7 @@ Legend: T rows in time (`num_steps`), A groups of N columns (`num_actors`, `num_
 A chunk is one Experience of K steps of N environments; K divides T, so no chunk straddles two rollouts.
 
 Two rows that are neighbours in a column come from neighbouring steps, or a boundary stands between them. The
-buffer judges that by (agent_id, incarnation, seq) of the chunks: where the next chunk of a group is not the direct
+buffer judges that by (agent_id, session, seq) of the chunks: where the next chunk of a group is not the direct
 successor of the one before, the row before it is a *cut*, and is bootstrapped from the observation that its own
 chunk closed with.
 """
@@ -66,14 +66,14 @@ class _Group:
     index: int
     filled: int = 0
     last: tuple[int, int, int] | None = None
-    """(agent_id, incarnation, seq) of the chunk placed last."""
+    """(agent_id, session, seq) of the chunk placed last."""
     closing: Tree = None
     """[N, ...]: the observations that it closed with."""
     open: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     """[N] bool: whether its last row still needs a successor."""
 
     def continued_by(self, chunk: Experience) -> bool:
-        return self.last == (chunk.agent_id, chunk.incarnation, chunk.seq - 1)
+        return self.last == (chunk.agent_id, chunk.session, chunk.seq - 1)
 
 
 class RolloutBuffer:
@@ -83,7 +83,7 @@ class RolloutBuffer:
     fill="quota": whole chunks of whoever has them. A chunk goes behind its predecessor if that is the last one in
     a group with room, else into the first empty group, else into the first with room.
 
-    action_space: of actions as sampled (`Policy.sampled_action_space`). pin: page-locked memory, for a GPU.
+    action_space: of actions as sampled (`spaces.sampled`). pin: page-locked memory, for a GPU.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class RolloutBuffer:
             self._episodes.append((first + t_end, base + n_end, returns, lengths))
 
         group.filled += K
-        group.last = (experience.agent_id, experience.incarnation, experience.seq)
+        group.last = (experience.agent_id, experience.session, experience.seq)
         group.closing = map_tree(lambda leaf: leaf[-1].copy(), experience.observations)
         group.open = bootstrapped[-1].copy()
         group.open[n[t == K - 1]] = False  # those have their successor already
@@ -349,7 +349,9 @@ def valid_rows(rollout: Rollout, numbers: Mapping[str, Tensor], when: str) -> Ro
     if len(index) < rollout.valid.numel():
         rows = rows.gather(index)
     if not bool(rows.numbers.isfinite().all()):
-        which, row = (~rows.numbers.isfinite()).nonzero()[0].tolist()
+        # an overflow in one row becomes NaN in those before it: the row to name is the one that overflowed
+        wrong = rows.numbers.isinf() if bool(rows.numbers.isinf().any()) else rows.numbers.isnan()
+        which, row = wrong.nonzero()[0].tolist()
         t, b = divmod(int(index[row]), rollout.valid.shape[1])
         raise TrainingError(
             f"{when}: the {list(numbers)[which]} of row {t}, column {b} is {rows.numbers[which, row]:g}; nothing has "

@@ -41,9 +41,8 @@ class Hello:
     num_envs: int = 0
     observation_space: SpaceSpec | None = None
     action_space: SpaceSpec | None = None
-    held_epoch: int = -1
-    """The session it had before, if this is a rejoin: epoch and slot; -1 for none."""
     held_slot: int = -1
+    """Of a rejoin: the slot it had, which is its own again if it is free; -1 for none."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +126,19 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Credit:
-    """Learner to one actor: what has been received and consumed of it in this session.
+    """Learner to one actor: what has been received of it in this session, and what is done with.
 
-    An actor may be `max_lead_steps` rows ahead of `consumed_seq * chunk_steps`, counted once `version` is loaded.
+    An actor may be `max_lead_steps` rows ahead of `credited_chunks * chunk_steps`, counted once `version` is loaded.
     """
 
     epoch: int
     incarnation: int
     consumed_seq: int
     """All chunks below this are done with: used by an update (quota: placed into one), refused, or given up."""
+    credited_chunks: int
+    """How many chunks are done with, wherever they stand: a refused one behind one that waits counts at once."""
     version: int
+    """Of the policy that came out of the chunks used; -1 before the first."""
     received_seq: int
     """All chunks below this have been received or given up; the next one is awaited."""
     received_steps: int
@@ -154,11 +156,17 @@ class Resend:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Learner to actor: one of your messages was refused, and why."""
+    """Learner to actor: one of your messages was refused, or one of your chunks given up, and why."""
 
     reason: str
     text: str
     seq: int = -1
+    """Of the chunk; -1 for another message."""
+
+    @property
+    def ends_chunk(self) -> bool:
+        """The chunk is done with. One that came too early is not: it is asked for again."""
+        return self.seq >= 0 and self.reason != "early"
 
 
 @dataclass(frozen=True)

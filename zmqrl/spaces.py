@@ -171,6 +171,26 @@ def bytes_per_value(spec: SpaceSpec) -> int:
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for _, leaf in walk(spec))
 
 
+def sampled(action_space: SpaceSpec) -> SpaceSpec:
+    """Actions as a policy samples them, and as they travel and are trained on: before bounds, start and dtype.
+
+    Box: float32 without bounds. Discrete: int64 from 0. MultiDiscrete: int64. The others as they are.
+    """
+    match action_space:
+        case BoxSpec():
+            return BoxSpec("float32", action_space.shape, -math.inf, math.inf)
+        case DiscreteSpec():
+            return DiscreteSpec(action_space.n)
+        case MultiDiscreteSpec():
+            return MultiDiscreteSpec(action_space.nvec, action_space.shape)
+        case DictSpec():
+            return DictSpec(tuple((key, sampled(child)) for key, child in action_space.items))
+        case TupleSpec():
+            return TupleSpec(tuple(sampled(child) for child in action_space.items))
+        case _:
+            return action_space
+
+
 def describe(spec: SpaceSpec) -> str:
     """A short text for people: `(84, 84, 4) uint8`, `Discrete(2)`, ..."""
     match spec:

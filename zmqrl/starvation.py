@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 
 from zmqrl.accounts import SlotStatus
 from zmqrl.errors import StarvationError
+
+log = logging.getLogger(__name__)
+
+REMINDER_INTERVAL = 60.0
+"""Seconds between two lines that say that nobody has joined yet."""
 
 
 class StarvationWatch:
@@ -19,7 +25,7 @@ class StarvationWatch:
         self._timeout = timeout
         self._env_step_timeout = env_step_timeout
         self._wait_for_actors = wait_for_actors
-        self._last_progress = now
+        self._last_progress = self._began = self._reminded = now
         self._seen: dict[int, tuple[int, int]] = {}
         self._anyone_joined = False
 
@@ -38,6 +44,9 @@ class StarvationWatch:
         if not self._anyone_joined:
             if self._wait_for_actors and waited > self._wait_for_actors:
                 raise StarvationError(f"no actor joined within {self._wait_for_actors:g} s")
+            if now - self._reminded >= REMINDER_INTERVAL:
+                self._reminded = now
+                log.warning("no actor has joined for %.0f s; waiting", now - self._began)
         elif waited > self._timeout:
             raise StarvationError(
                 f"no experience for {waited:.0f} s (starvation_timeout = {self._timeout:g}): "

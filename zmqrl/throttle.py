@@ -16,11 +16,11 @@ class ActorThrottle:
     """
 
     def __init__(self, max_lead_steps: int) -> None:
-        self.max_lead_steps = max_lead_steps
-        self.restart()
+        self.restart(max_lead_steps)
 
-    def restart(self) -> None:
-        """A new session: both sides count from 0."""
+    def restart(self, max_lead_steps: int) -> None:
+        """A new session, perhaps with another bound: both sides count from 0."""
+        self.max_lead_steps = max_lead_steps
         self.taken = 0
         self.usable = 0
         self._loaded_version = -1

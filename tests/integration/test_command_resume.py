@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import struct
@@ -81,9 +80,6 @@ def test_nothing_left_to_do(commands: Commands, finished_run: FinishedRun) -> No
 
 def test_two_lockstep_resumes_from_one_checkpoint_are_equal(commands: Commands, finished_run: FinishedRun) -> None:
     first = report_of(finished_run.path)
-    # more than before, and not many: the run stood at its goal, far below its total
-    config = json.loads((finished_run.path / "config.json").read_text())
-    config["AsyncActorLearnerConfig"]["total_env_steps"] = 64
     runs = []
     for name in ("one", "two"):
         shutil.copytree(finished_run.path, commands.folder / name)

@@ -209,9 +209,8 @@ def test_learner_and_actors_follow_a_launcher_that_was_killed(commands: Commands
 
 
 def test_a_killed_actor_is_started_again_and_the_run_ends_well(commands: Commands) -> None:
-    quick = ("--lease", 1, "--heartbeat-interval", 0.2, "--total-env-steps", 64 * 40)
     slow = ("--env", f"{PROBES}:Sleep-v0", "--env-kwargs", "seconds=0.002")
-    launcher = commands.start("train", *slow, *SMALL, "--num-actors", 2, *quick)
+    launcher = commands.start("train", *slow, *SMALL, "--num-actors", 2, "--total-env-steps", 64 * 40)
     run = commands.run_folder()
     until(lambda: updates_of(run) >= 3, "three updates")
     launcher.child("actor").kill()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import BUSES, run_training
@@ -13,6 +15,8 @@ from running import BUSES, run_training
 from zmqrl.config import AsyncActorLearnerConfig, EnvConfig, PPOConfig
 from zmqrl.envs import VectorEnvironment, make_envs, wrap_envs
 from zmqrl.envs.probes import vector_probe
+from zmqrl.messages import SetLearningRate, Shutdown
+from zmqrl.ppo import PPOTrainer
 from zmqrl.progress import UpdateRecord
 from zmqrl.transport.bus import LearnerBus
 
@@ -110,3 +114,70 @@ def test_on_update_can_end_the_run(make_bus: MakeBus) -> None:
     report = run_training(make_bus("memory"), config, cartpole(2), on_update=stop).report
     assert report.updates_completed == 3
     assert report.stopped_because == "enough"
+
+
+class SlowToStart:
+    """An environment whose reset takes longer than the run would wait for a step that never ends."""
+
+    def __init__(self, seconds: float) -> None:
+        self._envs = cartpole(1)()
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._envs, name)
+
+    def __enter__(self) -> SlowToStart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._envs.close()
+
+    def reset(self, seed: int) -> Any:
+        threading.Event().wait(self._seconds)
+        return self._envs.reset(seed)
+
+
+def test_a_slow_reset_is_not_starvation(make_bus: MakeBus) -> None:
+    config = AsyncActorLearnerConfig(num_actors=1, num_envs=1, num_steps=8, total_env_steps=8, starvation_timeout=0.6)
+    assert run_training(make_bus("tcp"), config, lambda: SlowToStart(2.5)).report.updates_completed == 1
+
+
+def test_a_run_that_goes_on_within_a_broadcast_period_is_still_lockstep(make_bus: MakeBus) -> None:
+    """It publishes its policy when it begins, so the period begins there too."""
+    config = AsyncActorLearnerConfig(
+        num_actors=1, num_envs=1, num_steps=8, max_lead_steps=16, broadcast_every=2, total_env_steps=8 * 5
+    )
+    assert config.lockstep
+
+    def begun(trainer: PPOTrainer) -> None:
+        trainer.counters.updates = 1
+
+    outcome = run_training(make_bus("memory"), config, cartpole(1), prepare=begun)
+    assert [record.lag_max for record in outcome.records] == [0, 0, 0, 0]
+    assert [record.version for record in outcome.records] == [0, 1, 1, 2]
+
+
+def test_commands_are_answered_also_by_a_run_that_ends(make_bus: MakeBus) -> None:
+    config = AsyncActorLearnerConfig(num_actors=1, num_envs=1, num_steps=8, total_env_steps=8)
+    bus = make_bus("memory")
+    answers: list[tuple[bool, str]] = []
+    bus.answer = lambda request, ok, text: answers.append((ok, text))  # type: ignore[method-assign]
+
+    def ask(record: UpdateRecord) -> None:
+        bus.post(SetLearningRate(1e-3))
+
+    run_training(bus, config, cartpole(1), on_update=ask)
+    assert answers == [(False, "the run has ended")]
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-2])
+def test_an_admin_sets_the_learning_rate_and_ends_the_run(make_bus: MakeBus, rate: float) -> None:
+    config = AsyncActorLearnerConfig(num_actors=1, num_envs=1, num_steps=8, total_env_steps=1_000_000)
+    bus = make_bus("memory")
+
+    def ask(record: UpdateRecord) -> None:
+        bus.post(SetLearningRate(rate) if record.update == 1 else Shutdown("enough of it"))
+
+    outcome = run_training(bus, config, cartpole(1), on_update=ask)
+    assert [record.training.learning_rate for record in outcome.records] == [PPOConfig().learning_rate, rate]
+    assert outcome.report.stopped_because == "enough of it"

@@ -158,3 +158,17 @@ def test_inputs_stay_as_they_are() -> None:
     compute_advantages(*tensors, 0.99, 0.95)
     compute_vtrace_advantages(*tensors, *case.log_probs(), 0.99)
     assert all(torch.equal(one, other) for one, other in zip(tensors, copies, strict=True))
+
+
+def test_float64_stays_float64() -> None:
+    case = Case(100, 4)
+    doubles = [torch.from_numpy(array.astype(np.float64)) for array in case.arrays()[:3]]
+    boundary = torch.from_numpy(case.boundary)
+    advantages, _ = compute_advantages(*doubles, boundary, 0.99, 0.95)
+    expected, _ = reference.gae(*case.arrays(), 0.99, 0.95)
+    assert advantages.dtype == torch.float64
+    assert float(np.abs(advantages.numpy() - expected).max()) < 1e-12
+    probabilities = [torch.from_numpy(array.astype(np.float64)) for array in (case.behavior, case.target)]
+    targets = compute_vtrace_advantages(*doubles, boundary, *probabilities, gamma=0.99)[1]
+    right = reference.vtrace(*case.arrays(), case.behavior, case.target, 0.99, 1.0, 1.0)[1]
+    assert float(np.abs(targets.numpy() - right).max()) < 1e-12

@@ -226,7 +226,9 @@ def test_adam_does_nothing_where_it_is_told_of_a_failure() -> None:
         (200, 1, 64, [50, 50, 50, 50]),
         (16, 4, 64, [64]),
         (1, 1, 64, [1]),
-        (3, 1, 2, [1, 2]),
+        (3, 1, 2, [3]),
+        (5, 1, 2, [2, 3]),
+        (65, 1, 2, [2] * 31 + [3]),
     ],
 )
 def test_rows_are_spread_evenly_and_each_is_used_once_per_epoch(

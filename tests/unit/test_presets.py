@@ -19,21 +19,22 @@ def fields_of(kind: type) -> set[str]:
 
 
 @pytest.mark.parametrize("env", PRESETS)
-def test_a_preset_is_a_possible_configuration(env: str) -> None:
+def test_a_preset_is_a_possible_configuration_of_other_values_than_the_defaults(env: str) -> None:
     preset = dict(PRESETS[env])
     for kind in CLASSES:
         own = {name: preset.pop(name) for name in fields_of(kind) & preset.keys()}
-        config = kind(**own)
-        config.validate()
+        kind(**own).validate()
         for name, value in own.items():
-            assert type(value) is type(getattr(kind(), name)), name
+            default = getattr(kind(), name)
+            assert type(value) is type(default) and value != default, name
     assert not preset, "no such fields"
 
 
 @pytest.mark.parametrize("env", PRESETS)
 def test_minibatches_divide_the_rollout_of_two_actors(env: str) -> None:
-    preset = PRESETS[env]
-    assert (2 * preset["num_envs"] * preset["num_steps"]) % preset["batch_size"] == 0
+    run = AsyncActorLearnerConfig(num_actors=2, **preset_for(env, fields_of(AsyncActorLearnerConfig)))
+    ppo = PPOConfig(**preset_for(env, fields_of(PPOConfig)))
+    assert run.rows_per_update % ppo.batch_size == 0
 
 
 @pytest.mark.parametrize("env", PRESETS)

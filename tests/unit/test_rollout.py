@@ -29,7 +29,7 @@ def chunk(
     K: int = 4,
     N: int = 2,
     *,
-    incarnation: int = 1,
+    session: int = 1,
     terminated: tuple[tuple[int, int], ...] = (),
     truncated: tuple[tuple[int, int], ...] = (),
     finals: tuple[tuple[int, int], ...] = (),
@@ -62,7 +62,7 @@ def chunk(
         episode_index=np.array(ends, np.int32).reshape(-1, 2),
         episode_returns=np.array([names[t, n] for t, n in ends], np.float64),
         episode_lengths=np.array([steps[t] + 1 for t, n in ends], np.int64),
-        incarnation=incarnation,
+        session=session,
         seq=seq,
     )
 
@@ -175,10 +175,10 @@ def test_a_truncated_row_has_its_final_observation_and_a_terminated_row_none() -
 
 
 @pytest.mark.parametrize(
-    ("seq", "incarnation"), [(2, 1), (1, 2), (0, 1)], ids=["a hole", "another process", "the same again"]
+    ("seq", "session"), [(2, 1), (1, 2), (0, 1)], ids=["a hole", "another process", "the same again"]
 )
-def test_where_a_chunk_is_not_the_direct_successor_there_is_a_cut(seq: int, incarnation: int) -> None:
-    rollout = filled([chunk(seq=0), chunk(seq=seq, incarnation=incarnation)])
+def test_where_a_chunk_is_not_the_direct_successor_there_is_a_cut(seq: int, session: int) -> None:
+    rollout = filled([chunk(seq=0), chunk(seq=seq, session=session)])
     assert bool(rollout.boundary[3].all())
     assert not bool(rollout.boundary[[0, 1, 2, 4, 5, 6]].any())
     found = successors(rollout)

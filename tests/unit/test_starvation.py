@@ -33,6 +33,16 @@ def test_nobody_joined_is_no_error_without_a_limit() -> None:
     watch().check([], frozenset({0}), now=1e6)
 
 
+def test_nobody_joined_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    watcher = watch()
+    for now in range(150):
+        watcher.check([], frozenset({0}), now=float(now))
+    assert [record.message for record in caplog.records] == [
+        "no actor has joined for 60 s; waiting",
+        "no actor has joined for 120 s; waiting",
+    ]
+
+
 def test_nobody_joined_within_the_limit() -> None:
     watcher = watch(wait_for_actors=5.0)
     watcher.check([], frozenset({0}), now=5.0)

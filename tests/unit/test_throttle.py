@@ -88,7 +88,7 @@ def test_a_new_session_counts_from_zero() -> None:
     throttle.loaded(9)
     run(throttle)
     throttle.credit(2, version=12)
-    throttle.restart()
+    throttle.restart(throttle.max_lead_steps)
     assert (throttle.taken, throttle.usable) == (0, 0)
     assert not throttle.may_act()
     throttle.loaded(0)

@@ -83,8 +83,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _checkpoint(chosen: EvalOptions) -> Path:
-    from zmqrl.runs.checkpoint import newest_checkpoint
-
     if not chosen.run:
         raise UsageError("name a run folder or a checkpoint: zmqrl eval runs/CartPole-v1-...")
     path = Path(chosen.run)
@@ -96,6 +94,8 @@ def _checkpoint(chosen: EvalOptions) -> Path:
         return path
     folder = RunFolder.open(chosen.run)
     if not chosen.best:
+        from zmqrl.runs.checkpoint import newest_checkpoint
+
         return newest_checkpoint(folder)
     if not folder.best_checkpoint.exists():
         raise CheckpointError(f"{folder.path} has no best checkpoint: no episode had finished when one was saved")

@@ -19,9 +19,8 @@ from zmqrl.runs.folder import RunFolder
 from zmqrl.runs.report import REPORT_KEYS, write_report
 from zmqrl.supervisor import Child, Supervisor, command, environment_flags
 
-DEFAULTS = {"fill": "columns", "wait_for_actors": 60.0, "lease": 10.0}
-"""Where they differ from those of the configuration: all actors are on this machine, so silence means more, and the
-place of one that was killed is free sooner."""
+DEFAULTS = {"fill": "columns", "wait_for_actors": 60.0}
+"""Where they differ from those of the configuration."""
 
 MAX_FAILURES = 4
 """Of one actor. One that failed this often will fail again."""
@@ -151,15 +150,15 @@ class _Launcher:
 
     def show_failure(self, actor: Child) -> float:
         """Show what the actor said, unless another has said the same; seconds until it is to be started again."""
-        if actor.exit_code == EXIT_TRY_LATER:  # the place of one that was killed is free when its lease has run out
-            self.say(f"{actor.name} found no free place yet; trying again in {RETRY_INTERVAL:g} s")
+        if actor.exit_code == EXIT_TRY_LATER:  # another took its place, or the learner has not seen it go
+            self.say(f"{actor.name} found no free place; trying again in {RETRY_INTERVAL:g} s")
             return RETRY_INTERVAL
         self.failures[actor.name] += 1
         hopeless = actor.exit_code == EXIT_USAGE or self.failures[actor.name] == MAX_FAILURES
         pause = inf if hopeless else 2.0 ** (self.failures[actor.name] - 1)
         output = actor.last_lines()
         last_line = output.rpartition("\n")[2]
-        seen = ", as another did" if last_line in self.shown else ""
+        seen = " as before" if last_line in self.shown else ""
         if not seen:
             self.shown.add(last_line)
             print(f"{output}\n", file=sys.stderr)

@@ -90,25 +90,17 @@ def supported_action_space(space: SpaceSpec) -> BoxSpec | DiscreteSpec:
     )
 
 
-def sampled_action_space(action_space: SpaceSpec) -> SpaceSpec:
-    """The space of actions as sampled, which is what travels and is stored."""
-    space = supported_action_space(action_space)
-    if isinstance(space, DiscreteSpec):
-        return DiscreteSpec(space.n)
-    return BoxSpec("float32", space.shape, -math.inf, math.inf)
-
-
 def environment_actions(action_space: SpaceSpec, actions: Tree) -> Tree:
     """Sampled actions as the environment takes them: start added, or clipped to the bounds, in the space's dtype."""
     space = supported_action_space(action_space)
-    sampled: np.ndarray = actions.cpu().numpy()
+    values: np.ndarray = actions.cpu().numpy()
     match space:
         case DiscreteSpec():
-            return (sampled + space.start).astype(space.dtype)
+            return (values + space.start).astype(space.dtype)
         case BoxSpec():
             dtype = np.dtype(space.dtype)
             low, high = space.bounds()
-            values = sampled if dtype.kind == "f" else np.rint(sampled)
-            return np.clip(values, low, high).astype(dtype).reshape(-1, *space.shape)
+            whole = values if dtype.kind == "f" else np.rint(values)
+            return np.clip(whole, low, high).astype(dtype).reshape(-1, *space.shape)
         case _:
             assert_never(space)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zmqrl.config import PolicyConfig
-from zmqrl.policies.distributions import environment_actions, make_distribution, sampled_action_space
+from zmqrl.policies.distributions import environment_actions, make_distribution
 from zmqrl.policies.encoders import FlattenEncoder, make_mlp
 from zmqrl.policies.normalization import RunningMeanStd
 from zmqrl.policies.parameters import FlatParameters
@@ -53,10 +53,6 @@ class Policy(nn.Module):
     def value(self, observations: Tree) -> Tensor:
         """[R]: expected discounted return from here on."""
         raise NotImplementedError(f"{type(self).__name__} has no method value")
-
-    def sampled_action_space(self) -> SpaceSpec:
-        """Shape and dtype of actions as `act` returns them; they travel and are stored in this form."""
-        return sampled_action_space(self.action_space)
 
     def environment_actions(self, actions: Tree) -> Tree:
         """Sampled actions (tensors) as arrays that the environment takes: bounds, start and dtype of its space."""

@@ -74,7 +74,8 @@ class Roster:
     """The slots of one epoch. With fill = columns as many as the rollout has room for, with quota up to MAX_SLOTS.
 
     A slot is freed by a goodbye or by a lease of silence, and then given to the next that joins, lowest number first.
-    An actor that was only silent gets its own slot back as long as nobody else has taken it.
+    An actor that was only silent gets its own slot back as long as nobody else has taken it; so does one that held a
+    slot of the epoch before, which keeps the columns of a resumed run with their actors.
     """
 
     def __init__(self, num_actors: int, fill: str, run_seed: int, epoch: int, lease: float) -> None:
@@ -82,41 +83,38 @@ class Roster:
         self._fill = fill
         self._run_seed, self._epoch = run_seed, epoch
         self.lease = lease
-        self._slots: list[Slot] = []
+        self._slots: dict[int, Slot] = {}  # those that were ever taken
 
     def __iter__(self) -> Iterator[Slot]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __getitem__(self, number: int) -> Slot:
-        return self._slots[number]
+        return iter([self._slots[number] for number in sorted(self._slots)])
 
     @property
     def living(self) -> list[Slot]:
         """Slots of actors that are here."""
-        return [slot for slot in self._slots if slot.alive]
+        return [slot for slot in self if slot.alive]
 
     def join(self, hello: Hello, now: float) -> Slot | Refuse:
         """The slot of this incarnation, its old one or a free one; saying Hello again changes nothing."""
-        slot = next((slot for slot in self._slots if slot.incarnation == hello.incarnation), None) or self._take(hello)
+        slot = next((slot for slot in self if slot.incarnation == hello.incarnation), None) or self._take(hello)
         if slot is None:
             return Refuse("full", self._full())
         self.heard(slot, now)
         return slot
 
     def _take(self, hello: Hello) -> Slot | None:
-        slot = next((slot for slot in self._slots if not slot.alive), None)
-        if slot is None:
-            if len(self._slots) >= self._capacity:
-                return None
-            slot = Slot(len(self._slots))
-            self._slots.append(slot)
+        free = (number for number in (hello.held_slot, *range(self._capacity)) if self._is_free(number))
+        number = next(free, None)
+        if number is None:
+            return None
+        slot = self._slots.setdefault(number, Slot(number))
         slot.incarnation, slot.host, slot.pid = hello.incarnation, hello.host, hello.pid
         slot.seed = actor_seed(self._run_seed, self._epoch, slot.number, slot.times_taken)
         slot.times_taken += 1
         return slot
+
+    def _is_free(self, number: int) -> bool:
+        taken = self._slots.get(number)
+        return 0 <= number < self._capacity and (taken is None or not taken.alive)
 
     def _full(self) -> str:
         remedy = "use fill = quota to let more actors join, or wait until one leaves"
@@ -131,9 +129,8 @@ class Roster:
 
     def find(self, number: int, incarnation: int) -> Slot | None:
         """The slot if this incarnation has it, or had it last."""
-        if 0 <= number < len(self._slots) and self._slots[number].incarnation == incarnation:
-            return self._slots[number]
-        return None
+        slot = self._slots.get(number)
+        return slot if slot is not None and slot.incarnation == incarnation else None
 
     def heard(self, slot: Slot, now: float) -> None:
         """Its actor said something. One whose lease had run out has it again."""
@@ -151,7 +148,7 @@ class Roster:
         """Free the slots of those that were silent for a lease, or since their link ended, and return them."""
         expired = [
             slot
-            for slot in self._slots
+            for slot in self
             if slot.alive and (now - slot.last_heard > self.lease or now > slot.doubted_until)
         ]
         for slot in expired:

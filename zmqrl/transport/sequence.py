@@ -9,34 +9,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Generic, Literal, TypeVar
 
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
+@dataclass
 class SentChunk:
     """A chunk that may have to be sent again."""
 
     seq: int
     frames: list[Any]
+    """Empty once it cannot have to."""
     env_steps: int
-    size: int
-    """Bytes."""
 
 
 class SendWindow:
-    """The sender's side: each chunk stays until the receiver is done with it."""
+    """The sender's side: each chunk stays until the receiver is done with it and with all before it.
+
+    One that is done with earlier leaves its number of env steps, but no longer its frames.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[SentChunk] = deque()
         self._released_steps = 0  # env steps of the chunks below the first kept one
         self.next_seq = 0
-        self.bytes_held = 0
 
     @property
     def first_kept(self) -> int:
-        """The lowest number that can still be sent again; `next_seq` if nothing is kept."""
+        """The lowest number not released; `next_seq` if nothing is kept."""
         return self.next_seq - len(self._kept)
 
     @property
@@ -44,30 +46,34 @@ class SendWindow:
         """Of all chunks ever added."""
         return self.steps_before(self.next_seq)
 
-    def add(self, frames: list[Any], env_steps: int, size: int) -> SentChunk:
+    def add(self, frames: list[Any], env_steps: int) -> SentChunk:
         """Keep a new chunk under `next_seq`."""
-        chunk = SentChunk(self.next_seq, frames, env_steps, size)
+        chunk = SentChunk(self.next_seq, frames, env_steps)
         self._kept.append(chunk)
         self.next_seq += 1
-        self.bytes_held += size
         return chunk
 
     def release(self, seq: int) -> None:
         """The receiver is done with everything below `seq`."""
         while self._kept and self._kept[0].seq < seq:
-            chunk = self._kept.popleft()
-            self._released_steps += chunk.env_steps
-            self.bytes_held -= chunk.size
+            self._released_steps += self._kept.popleft().env_steps
+
+    def drop(self, seq: int) -> None:
+        """The receiver is done with this one, though perhaps not with those before it."""
+        for chunk in self._between(seq, seq + 1):
+            chunk.frames = []
 
     def between(self, first: int, last: int) -> Iterator[SentChunk]:
-        """The kept chunks first .. last - 1."""
-        begin = self.first_kept
-        for seq in range(max(first, begin), min(last, self.next_seq)):
-            yield self._kept[seq - begin]
+        """Of the chunks first .. last - 1 those that can be sent again."""
+        return (chunk for chunk in self._between(first, last) if chunk.frames)
 
     def steps_before(self, seq: int) -> int:
         """Env steps of all chunks below `seq`, which must not lie below the first kept one."""
-        return self._released_steps + sum(chunk.env_steps for chunk in self.between(self.first_kept, seq))
+        return self._released_steps + sum(chunk.env_steps for chunk in self._between(self.first_kept, seq))
+
+    def _between(self, first: int, last: int) -> Iterator[SentChunk]:
+        begin = self.first_kept
+        return islice(self._kept, max(first - begin, 0), max(last - begin, 0))
 
 
 @dataclass

@@ -14,9 +14,17 @@ from zmqrl.policies.distributions import (
     DiagonalGaussian,
     environment_actions,
     make_distribution,
-    sampled_action_space,
 )
-from zmqrl.spaces import BoxSpec, DictSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec, SpaceSpec, TupleSpec
+from zmqrl.spaces import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TupleSpec,
+    sampled,
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -104,7 +112,7 @@ def test_sampling_is_the_generators_alone_and_deterministic_is_the_mode() -> Non
 
 @pytest.mark.parametrize(("space", "first"), [(DiscreteSpec(3, -1), -1), (DiscreteSpec(1, 2, "int32"), 2)])
 def test_discrete_actions_travel_from_0_and_the_environment_gets_its_start(space: DiscreteSpec, first: int) -> None:
-    assert sampled_action_space(space) == DiscreteSpec(space.n, 0, "int64")
+    assert sampled(space) == DiscreteSpec(space.n, 0, "int64")
     applied = environment_actions(space, torch.arange(space.n))
     assert applied.tolist() == list(range(first, first + space.n))
     assert applied.dtype == space.dtype
@@ -112,12 +120,12 @@ def test_discrete_actions_travel_from_0_and_the_environment_gets_its_start(space
 
 def test_box_actions_are_clipped_only_on_the_way_out() -> None:
     space = BoxSpec("float64", (2,), (-1.0, 0.0), (1.0, math.inf))
-    assert sampled_action_space(space) == BoxSpec("float32", (2,), -math.inf, math.inf)
-    sampled = torch.tensor([[3.0, -2.0], [-0.5, 100.0]])
-    applied = environment_actions(space, sampled)
+    assert sampled(space) == BoxSpec("float32", (2,), -math.inf, math.inf)
+    actions = torch.tensor([[3.0, -2.0], [-0.5, 100.0]])
+    applied = environment_actions(space, actions)
     assert applied.tolist() == [[1.0, 0.0], [-0.5, 100.0]]
     assert (applied.dtype, applied.shape) == (np.float64, (2, 2))
-    assert sampled.tolist() == [[3.0, -2.0], [-0.5, 100.0]]
+    assert actions.tolist() == [[3.0, -2.0], [-0.5, 100.0]]
 
 
 def test_box_of_no_dimension_and_of_integers() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from zmqrl.config import PolicyConfig
 from zmqrl.errors import UnsupportedSpace, UsageError
 from zmqrl.policies import ActorCriticPolicy, Policy, load_policy_class, make_policy
-from zmqrl.spaces import BoxSpec, DiscreteSpec, SpaceSpec, TupleSpec
+from zmqrl.spaces import BoxSpec, DiscreteSpec, SpaceSpec, TupleSpec, sampled
 
 OBSERVATIONS = BoxSpec("float32", (4,), -np.inf, np.inf)
 BOX = BoxSpec("float32", (3,), -1.0, 1.0)
@@ -36,7 +36,7 @@ def test_act_evaluate_and_value_agree(action_space: SpaceSpec, normalize: bool) 
     torch.testing.assert_close(evaluated, log_probs.clone(), rtol=0, atol=1e-6)
     torch.testing.assert_close(policy.value(observations), values)
     assert log_probs.shape == evaluated.shape == entropy.shape == values.shape == (8,)
-    space = policy.sampled_action_space()
+    space = sampled(policy.action_space)
     assert isinstance(space, (BoxSpec, DiscreteSpec))
     assert actions.shape == (8, *space.shape)
     assert str(actions.dtype) == f"torch.{space.dtype}"
@@ -170,7 +170,7 @@ def test_a_class_of_ones_own(own_module: str, name: str) -> None:
     assert {entry.name for entry in policy.flat.manifest()} == {"scores.weight", "scores.bias"}
     actions, log_probs = policy.act(rows(6), torch.Generator().manual_seed(0))
     assert policy.environment_actions(actions).min() >= 5
-    assert policy.sampled_action_space() == DiscreteSpec(3)
+    assert sampled(policy.action_space) == DiscreteSpec(3)
     assert log_probs.shape == (6,)
 
 
