@@ -95,10 +95,11 @@ class OpenValve:
 
     def __init__(self, welcome: Any, keep: int = 0) -> None:
         from zmqrl.accounts import ActorActivity, Settlement
+        from zmqrl.session import Credit
 
         self.welcome, self.session, self.shutdown = welcome, 0, None
         self.activity = ActorActivity()
-        self.credit = SimpleNamespace(consumed_seq=1 << 40, version=0)
+        self.credit = Credit(0, 0, consumed_seq=0, credited_chunks=1 << 40, version=0, received_seq=0, received_steps=0)
         self.chunks: list[Any] = []
         self._keep, self._settlement = keep, Settlement()
         self._policy: Any = SimpleNamespace(version=0, parameters=b"")
@@ -177,6 +178,7 @@ def learning(folder: Path, seconds: float) -> float:
     """Core-seconds per env step of learning: values, advantages and update of one rollout, over and over."""
     from zmqrl.estimates import estimate, evaluate_rollout
     from zmqrl.rollout import RolloutBuffer
+    from zmqrl.spaces import sampled
 
     side = Side(folder)
     config, policy, trainer = side.config, side.policy, side.trainer
@@ -184,7 +186,7 @@ def learning(folder: Path, seconds: float) -> float:
     with side.envs:
         side.act(bus)
     sizes = config.num_steps, config.num_actors, config.num_envs
-    buffer = RolloutBuffer(*sizes, policy.observation_space, policy.sampled_action_space())
+    buffer = RolloutBuffer(*sizes, policy.observation_space, sampled(policy.action_space))
     for agent_id, chunk in enumerate(bus.chunks):
         buffer.add(chunk.__class__(**{**vars(chunk), "agent_id": agent_id}))
     rollout, weights = buffer.rollout(trainer.device), policy.flat.dump()

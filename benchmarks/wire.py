@@ -131,9 +131,9 @@ def push(port: int, layout: ExperienceLayout, encodes: bool) -> None:
     socket = open_socket(context, zmq.PUSH, {zmq.SNDHWM: WINDOW})
     socket.connect(f"tcp://127.0.0.1:{port}")
     experience = make_experience(layout)
-    frames = encode_experience(experience, layout, 1)
+    frames = encode_experience(experience, layout, 1, 1)
     while True:
-        socket.send_multipart(encode_experience(experience, layout, 1) if encodes else frames, copy=False)
+        socket.send_multipart(encode_experience(experience, layout, 1, 1) if encodes else frames, copy=False)
 
 
 # --- the whole transport ------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def act(join: str, layout: ExperienceLayout) -> None:
     throttle.loaded(0)
     with connect_actor(join, hello) as actor:
         while True:
-            throttle.credit(actor.credit.consumed_seq * layout.chunk_steps, 0)
+            throttle.credit(actor.credit.credited_chunks * layout.chunk_steps, 0)
             if not throttle.may_act():
                 actor.wait(1.0)
                 continue

@@ -12,6 +12,7 @@ import zmqrl
 from zmqrl.accounts import ActorStats
 from zmqrl.actor import actor_loop
 from zmqrl.envs.vector import VectorEnvironment
+from zmqrl.errors import Refused
 from zmqrl.session import PROTOCOL_VERSION, Hello
 from zmqrl.terms import policy_of
 from zmqrl.throttle import ActorThrottle
@@ -45,5 +46,9 @@ def run_actor(
         )
         with connect(hello) as bus:
             terms = bus.welcome.terms
-            policy = policy_of(terms, policy_class)
+            try:
+                policy = policy_of(terms, policy_class)
+            except Refused as refused:
+                bus.goodbye(ActorStats(bus.welcome.slot, hello.host), str(refused))
+                raise
             return actor_loop(bus, envs, policy, ActorThrottle(terms.max_lead_steps), leave=leave)

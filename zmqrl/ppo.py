@@ -118,15 +118,20 @@ class PPOTrainer:
         ratio of the loss is 1. The default, `rollout.log_probs`, is the behavior policy. V-trace advantages have
         the correction from that policy in them; give them `evaluation.log_probs`, or it is applied twice.
 
-        Raises TrainingError on a number that is not finite. If it was among the inputs, nothing has been changed;
-        if it came up in a minibatch, neither that minibatch nor a later one touched the parameters.
+        Raises TrainingError on a number that is not finite; everything is then as it was before the update.
         """
         old_log_probs = rollout.log_probs if old_log_probs is None else old_log_probs
         numbers = {"log-prob": old_log_probs, "value": evaluation.values, "advantage": advantages, "return": returns}
         rows = valid_rows(rollout, numbers, f"update {self.counters.updates + 1}")
         rate, clip_range = self.config.scheduled(progress)
         rate = rate if self._fixed_rate is None else self._fixed_rate
-        table, steps, epochs = self._run_epochs(rows, rate, clip_range, evaluate_fn or policy_evaluate)
+        before, random = {name: tensor.clone() for name, tensor in self._tensors().items()}, self._generator.get_state()
+        try:
+            table, steps, epochs = self._run_epochs(rows, rate, clip_range, evaluate_fn or policy_evaluate)
+        except TrainingError:
+            replace_tensors(self._tensors(), before)
+            self._generator.set_state(random)
+            raise
         self.policy.update_statistics(rows.observations)
         self.counters.updates += 1
         return TrainingStats(
@@ -193,8 +198,8 @@ class PPOTrainer:
             row, column = bad[0].tolist()
             raise TrainingError(
                 f"update {self.counters.updates + 1}, epoch {row // count + 1}, minibatch {row % count + 1}: the "
-                f"{TABLE[column]} is {table[row, column]:g}; the parameters were left as they were before this "
-                "minibatch. A lower learning rate, smaller rewards or normalized observations keep numbers finite"
+                f"{TABLE[column]} is {table[row, column]:g}; the parameters are as they were before this "
+                "update. A lower learning rate, smaller rewards or normalized observations keep numbers finite"
             )
         return table
 

@@ -69,6 +69,11 @@ class Terms:
     env: str = ""
     """For people to read; never imported."""
 
+    @property
+    def lead_chunks(self) -> int:
+        """Chunks that an actor may begin ahead of its credit; the last one may be padded, so it is rounded up."""
+        return -(-self.max_lead_steps // self.chunk_steps)
+
 
 @dataclass(frozen=True)
 class Welcome:

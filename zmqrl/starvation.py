@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from zmqrl.accounts import SlotStatus
 from zmqrl.errors import StarvationError
@@ -14,11 +15,32 @@ REMINDER_INTERVAL = 60.0
 """Seconds between two lines that say that nobody has joined yet."""
 
 
+@dataclass
+class _Seen:
+    """Of one slot, when it was last looked at."""
+
+    accepted: int = 0
+    steps: int = 0
+    refused: int = 0
+    """When a chunk was last accepted; what came later came in vain."""
+    cuts: int = 0
+    """Likewise."""
+
+    def refuses(self, slot: SlotStatus) -> bool:
+        """Since a chunk was last accepted, others were refused."""
+        return sum(slot.refused.values()) > self.refused
+
+    def misses(self, slot: SlotStatus) -> bool:
+        """Since a chunk was last accepted, others did not arrive."""
+        return slot.cuts > self.cuts
+
+
 class StarvationWatch:
     """Raises StarvationError once no slot that the update still needs made progress for `timeout` seconds.
 
-    Progress of a slot is a chunk received, a step taken (heartbeats tell), or being inside one env.step for less
-    than `env_step_timeout`: slow is not dead. Before anyone ever joined the limit is `wait_for_actors` (0: none).
+    Progress of a slot is a chunk accepted; and, unless one was refused or lost since then, a step taken (heartbeats
+    tell), or being inside one env.step for less than `env_step_timeout`: slow is not dead. Before anyone ever joined
+    the limit is `wait_for_actors` (0: none).
     """
 
     def __init__(self, timeout: float, env_step_timeout: float, wait_for_actors: float, now: float) -> None:
@@ -26,7 +48,7 @@ class StarvationWatch:
         self._env_step_timeout = env_step_timeout
         self._wait_for_actors = wait_for_actors
         self._last_progress = self._began = self._reminded = now
-        self._seen: dict[int, tuple[int, int]] = {}
+        self._seen: dict[int, _Seen] = {}
         self._anyone_joined = False
 
     def restart(self, now: float) -> None:
@@ -54,32 +76,43 @@ class StarvationWatch:
             )
 
     def _progressed(self, slot: SlotStatus) -> bool:
-        counts = (slot.received_chunks, slot.steps_taken)
-        news = counts != self._seen.get(slot.agent_id, (0, 0))
-        self._seen[slot.agent_id] = counts
-        return news or (slot.alive and 0 < slot.in_step_seconds < self._env_step_timeout)
+        seen = self._seen.setdefault(slot.agent_id, _Seen())
+        accepted, stepped = slot.accepted_chunks != seen.accepted, slot.steps_taken != seen.steps
+        seen.accepted, seen.steps = slot.accepted_chunks, slot.steps_taken
+        if accepted:
+            seen.refused, seen.cuts = sum(slot.refused.values()), slot.cuts
+        inside_step = slot.alive and 0 < slot.in_step_seconds < self._env_step_timeout
+        in_vain = seen.refuses(slot) or seen.misses(slot)
+        return accepted or ((stepped or inside_step) and not in_vain)
 
     def _reasons(self, slots: Sequence[SlotStatus], needed: Collection[int] | None) -> list[str]:
         known = {slot.agent_id: slot for slot in slots}
         return [
-            f"slot {agent_id} {_reason(known.get(agent_id))}"
+            f"slot {agent_id} {self._reason(known.get(agent_id))}"
             for agent_id in sorted(known if needed is None else needed)
         ]
 
+    def _reason(self, slot: SlotStatus | None) -> str:
+        if slot is None:
+            return "was never taken: no actor joined it"
+        seen, where = self._seen.get(slot.agent_id, _Seen()), f"(host {slot.host}, pid {slot.pid})"
+        if slot.last_error:
+            return f"{where} reported: {slot.last_error}"
+        if not slot.alive:
+            return f"{where} is gone, silent for {slot.silent_seconds:.0f} s"
+        if seen.refuses(slot):
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(slot.refused.items()))
+            return f"{where} sends what is refused: {reasons}"
+        if seen.misses(slot) or _never_arrived(slot):
+            port = f"the experience port {slot.experience_port}" if slot.experience_port else "the experience port"
+            return f"{where} took {slot.steps_taken} steps, but its experience does not arrive: can it reach {port}?"
+        if slot.in_step_seconds:
+            return f"{where} has been inside one env.step for {slot.in_step_seconds:.0f} s"
+        if slot.waiting_for_credit:
+            return f"{where} waits for credit"
+        return f"{where} is alive but takes no steps; last heard {slot.silent_seconds:.0f} s ago"
 
-def _reason(slot: SlotStatus | None) -> str:
-    if slot is None:
-        return "was never taken: no actor joined it"
-    where = f"(host {slot.host}, pid {slot.pid})"
-    if slot.last_error:
-        return f"{where} reported: {slot.last_error}"
-    if not slot.alive:
-        return f"{where} is gone, silent for {slot.silent_seconds:.0f} s"
-    if slot.in_step_seconds:
-        return f"{where} has been inside one env.step for {slot.in_step_seconds:.0f} s"
-    if slot.refused:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(slot.refused.items()))
-        return f"{where} sends what is refused: {reasons}"
-    if slot.waiting_for_credit:
-        return f"{where} waits for credit"
-    return f"{where} is alive but takes no steps; last heard {slot.silent_seconds:.0f} s ago"
+
+def _never_arrived(slot: SlotStatus) -> bool:
+    """It used up its credit, and nothing came of it."""
+    return slot.steps_taken > 0 and slot.waiting_for_credit and not slot.accepted_chunks and not slot.refused

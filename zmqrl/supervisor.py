@@ -7,6 +7,7 @@ its own, so that Ctrl-C in a terminal reaches the launcher alone, which tells th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from zmqrl.config import EnvConfig
     from zmqrl.envs.vector import VectorEnvironment
     from zmqrl.transport.bus import LearnerBus
+
+log = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "ZMQRL_PARENT_PID"
 STARTED_VARIABLE = "ZMQRL_STARTED"
@@ -274,6 +277,7 @@ def _spawn_thread(bus: LearnerBus, env: EnvConfig | Callable[[], VectorEnvironme
         try:
             outcome.append(run_actor(bus.connect, make))
         except BaseException as error:
+            log.error("an actor of this program ended with %s: %s", type(error).__name__, error)
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="zmqrl-actor", daemon=True)

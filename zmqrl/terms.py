@@ -40,17 +40,10 @@ def policy_of(terms: Terms, policy_class: str) -> Policy:
 
     `policy_class` (package.module:Class) is named by this host's user. Raises Refused if the learner has another.
     """
-    try:
-        described: dict[str, Any] = {**terms.policy, "hidden_sizes": tuple(terms.policy["hidden_sizes"])}
-        config = PolicyConfig(**{**described, "policy": policy_class}).validate()
-    except (TypeError, KeyError) as error:
-        raise Refused("policy", f"the learner describes its policy in other words ({error}); {_SAME}") from None
+    config = _policy_config(terms, policy_class)
     policy = make_policy(terms.observation_space, terms.action_space, config, seed=0)
     check_policy(policy, terms)
     return policy
-
-
-_SAME = "install the same zmqrl on both, and start both with the same --policy"
 
 
 def check_policy(policy: Policy, terms: Terms) -> None:
@@ -65,6 +58,17 @@ def check_policy(policy: Policy, terms: Terms) -> None:
             )
     if len(ours) != len(theirs):
         raise Refused("policy", f"the learner's policy has {len(theirs)} tensors, this actor's {len(ours)}; {_SAME}")
-    spaces = policy.observation_space, policy.action_space
-    if policy.described() != terms.policy or spaces != (terms.observation_space, terms.action_space):
+    same_spaces = (policy.observation_space, policy.action_space) == (terms.observation_space, terms.action_space)
+    if not same_spaces or policy.config != _policy_config(terms, policy.config.policy):
         raise Refused("policy", "the learner came back with another policy or other spaces; start this actor again")
+
+
+_SAME = "install the same zmqrl on both, and start both with the same --policy"
+
+
+def _policy_config(terms: Terms, policy_class: str) -> PolicyConfig:
+    try:
+        described: dict[str, Any] = {**terms.policy, "hidden_sizes": tuple(terms.policy["hidden_sizes"])}
+        return PolicyConfig(**{**described, "policy": policy_class}).validate()
+    except (TypeError, KeyError) as error:
+        raise Refused("policy", f"the learner describes its policy in other words ({error}); {_SAME}") from None

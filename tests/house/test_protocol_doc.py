@@ -65,7 +65,7 @@ def test_each_example_decodes_to_its_section_and_encodes_to_the_same_bytes(title
     topic = frames[0] if frames[0] not in codec.TAGS.values() else b""
     if title == "Experience":
         header, experience = decode_experience(frames, LAYOUT)
-        again = encode_experience(experience, LAYOUT, header.epoch)
+        again = encode_experience(experience, LAYOUT, header.epoch, header.incarnation)
     else:
         message = decode(frames)
         assert type(message).__name__ == title
@@ -106,7 +106,7 @@ def test_version_tags_limits_and_reasons_are_those_of_the_code() -> None:
     assert f"Protocol version **{PROTOCOL_VERSION}**" in text
     for kind, tag in codec.TAGS.items():
         assert f"`{tag.decode()}`" in SECTIONS[kind.__name__]
-    for dtype in re.findall(r'Section\("\w+", dtype\("(\w+)"\)', Path(codec.__file__).read_text()):
+    for dtype in re.findall(r'Section\("\w+", dtype\("(\w+)"\)', Path(codec.experience.__file__).read_text()):
         assert f"| {dtype} |" in SECTIONS["Experience"]
     assert f"at most {codec.MAX_TEXT_BYTES} bytes of UTF-8" in text
     assert (codec.HEADER_BYTES, codec.JOINING_HEADER_BYTES) == (16 << 10, 256 << 10)

@@ -495,8 +495,8 @@ class Peer:
         return welcome
 
     def send(self, seq: int, **change: Any) -> None:
-        experience = replace(chunk(seq), incarnation=self.incarnation, seq=seq, **change)
-        self.push.send_multipart(encode_experience(experience, LAYOUT, 1))
+        experience = replace(chunk(seq), seq=seq, **change)
+        self.push.send_multipart(encode_experience(experience, LAYOUT, 1, self.incarnation))
 
     def beat(self, next_seq: int, slot: int = 0) -> None:
         self.say(Heartbeat(1, slot, self.incarnation, next_seq, 0, 0, 0, 0.0, False))
@@ -725,6 +725,32 @@ def test_an_actor_cut_off_for_longer_than_its_lease_goes_on_where_it_was(bind: B
         leave(actor)
 
 
+def test_a_run_that_ends_while_an_actor_is_cut_off_is_a_shutdown_for_it(bind: Bind) -> None:
+    bus: Any = bind("tcp", replace(FAST, lease=0.3))
+    open_bus(bus, num_actors=1)
+    with relayed(bus) as (relay, actor):
+        first_policy(actor)
+        ports = (bus.control_address.port, bus.experience_port, bus.policy_port)
+        for port in ports:
+            relay.swallow(port)
+        actor.send(chunk(0))
+        until(lambda: not bus.slots()[0].alive, actor.wait)
+        until(lambda: actor._phase.value == "joining", actor.wait)  # type: ignore[attr-defined]
+        bus.shutdown("done")
+        for port in ports:
+            relay.cut(port)
+        until(lambda: actor.shutdown is not None, actor.wait)
+        actor.wait(0.0)
+        actor.send(chunk(1))
+        began = time.monotonic()
+        settlement = actor.settle(100.0)
+        stats = ActorStats(agent_id=0, steps_lost=settlement.steps_lost)
+        actor.goodbye(stats)
+        assert time.monotonic() - began < PATIENCE
+        assert settlement.steps_lost == {"unacknowledged": 2 * ROWS}
+        assert bus.actor_stats() == [stats]
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_an_actor_joins_a_restarted_learner_again(tmp_path: Path, epoch: int) -> None:
     """With a checkpoint it comes back in the next epoch, without one as another run of the same address."""
@@ -791,13 +817,13 @@ NOISE = [
     [b"CRED", b"\x91" * 5000],
     [b"\x01a/0-1/"],
     [b"a"] * 60,
-    encode(Credit(1, 1, 1, 1, 1, 1)),
+    encode(Credit(1, 1, 1, 1, 1, 1, 1)),
     encode(Refuse("full", "you, not me")),
     encode(Heartbeat(1, 0, 1, 1, 1, 1, 1, 0.0, False)),
     encode(Shutdown("everyone")),
     encode(GetPolicy(1, -1)),
     encode(PolicyBroadcast(99, b"not yours")),
-    encode_experience(chunk(), LAYOUT, 1),
+    encode_experience(chunk(), LAYOUT, 1, 0),
 ]
 
 
@@ -1016,6 +1042,7 @@ def test_files_of_a_dead_learner_and_of_others_are_not_taken_over(tmp_path: Path
     with pytest.raises(AddressError, match="a learner that died left this socket file"):
         bind_learner(f"ipc://{tmp_path}/bus", FAST)
     assert [file.name for file in tmp_path.iterdir()] == ["bus.policy"]
+    (tmp_path / "bus.policy").unlink()
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(AddressError, match="is no socket"):
         bind_learner(f"ipc://{tmp_path}/notes", FAST)

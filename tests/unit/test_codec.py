@@ -25,7 +25,6 @@ from zmqrl.codec import (
     encode,
     encode_experience,
     private_topic,
-    sampled,
 )
 from zmqrl.errors import DecodeError
 from zmqrl.messages import Experience, LoadCheckpoint, PolicyBroadcast, SaveCheckpoint, SetLearningRate, Shutdown
@@ -56,6 +55,7 @@ from zmqrl.spaces import (
     SpaceSpec,
     TupleSpec,
     leaves_of,
+    sampled,
     tree_of,
     walk,
 )
@@ -90,13 +90,13 @@ TERMS = Terms(
     env="CartPole-v1",
 )
 MESSAGES: list[Any] = [
-    Hello(PROTOCOL_VERSION, "0.1.0", "actor", 2**63 - 1, "host", 12, 4, MIXED, DiscreteSpec(2), 1, 0),
+    Hello(PROTOCOL_VERSION, "0.1.0", "actor", 2**63 - 1, "host", 12, 4, MIXED, DiscreteSpec(2), 1),
     Hello(PROTOCOL_VERSION, "0.1.0", "monitor", 5),
     Welcome(1, 99, 5556, 5557, TERMS),
     Refuse("full", "all 2 slots are taken"),
     GetPolicy(3, -1),
     Heartbeat(3, 1, 8, 12, 3000, 17, 4, 0.25, True, True, "ValueError: no"),
-    Credit(3, 8, 9, 4, 12, 2900),
+    Credit(3, 8, 9, 10, 4, 12, 2900),
     Resend(3, 9, 11),
     Rejected("nonfinite", "rewards holds NaN", 7),
     Goodbye(3, 1, 8, "asked to leave", ActorStats(1, "host", 10, 8, {"cut": 2}, 3, 2, 1, 4, 1.5, 0.5, 0.25, 0.75)),
@@ -150,7 +150,6 @@ def make_experience(
         episode_returns=random.normal(size=episodes),
         episode_lengths=np.arange(1, episodes + 1),
         values=random.normal(size=(steps, envs)).astype(np.float32) if values else None,
-        incarnation=42,
         seq=6,
     )
 
@@ -196,9 +195,9 @@ def test_no_private_topic_is_the_prefix_of_another() -> None:
 
 
 def test_fields_of_a_newer_peer_are_ignored() -> None:
-    tag, header = encode(Credit(3, 8, 9, 4, 12, 2900))
+    tag, header = encode(Credit(3, 8, 9, 10, 4, 12, 2900))
     longer = msgpack.packb([*msgpack.unpackb(header), "new", {"more": [1]}])
-    assert decode([tag, longer]) == Credit(3, 8, 9, 4, 12, 2900)
+    assert decode([tag, longer]) == Credit(3, 8, 9, 10, 4, 12, 2900)
 
 
 def test_fields_with_defaults_of_an_older_peer_may_be_missing() -> None:
@@ -236,11 +235,11 @@ def test_control_codes_do_not_reach_a_terminal() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        [3, 8, 9, 4, 12],
-        [3, 8, 9, 4, 12, "2900"],
-        [3, 8, 9, 4, 12, True],
-        [3, 8, 9, 4, 12, 2**63],
-        [3, 8, 9, 4, 12, -2],
+        [3, 8, 9, 10, 4, 12],
+        [3, 8, 9, 10, 4, 12, "2900"],
+        [3, 8, 9, 10, 4, 12, True],
+        [3, 8, 9, 10, 4, 12, 2**63],
+        [3, 8, 9, 10, 4, 12, -2],
         {"epoch": 3},
         3,
     ],
@@ -341,7 +340,7 @@ def test_an_experience_comes_back_as_it_was(name: str, finals: str, values: bool
     layout = LAYOUTS[name]
     count = {"none": 0, "some": 1, "all": layout.chunk_steps * layout.num_envs}[finals]
     sent = make_experience(layout, finals=count, episodes=count, values=values)
-    frames = encode_experience(sent, layout, epoch=9)
+    frames = encode_experience(sent, layout, 9, 42)
     assert len(frames) == 3
     assert len(frames[2]) <= layout.max_body_bytes
     header, heard = decode_experience(frames, layout)
@@ -353,7 +352,7 @@ def test_an_experience_comes_back_as_it_was(name: str, finals: str, values: bool
 def test_the_largest_experience_has_exactly_the_announced_size() -> None:
     layout = LAYOUTS["mixed"]
     rows = layout.chunk_steps * layout.num_envs
-    frames = encode_experience(make_experience(layout, finals=rows, episodes=rows, values=True), layout, 0)
+    frames = encode_experience(make_experience(layout, finals=rows, episodes=rows, values=True), layout, 0, 42)
     assert len(frames[2]) == layout.max_body_bytes
 
 
@@ -367,12 +366,12 @@ def test_strided_arrays_and_other_dtypes_are_cast_on_the_way_out() -> None:
         rewards=plain.rewards[::-1].astype(np.float64)[::-1],
         versions=plain.versions.astype(np.int32),
     )
-    assert_same(plain, decode_experience(encode_experience(odd, layout, 0), layout)[1], layout)
+    assert_same(plain, decode_experience(encode_experience(odd, layout, 0, 42), layout)[1], layout)
 
 
 def test_arrays_are_views_of_the_frame() -> None:
     layout = LAYOUTS["vector"]
-    tag, header, body = encode_experience(make_experience(layout), layout, 0)
+    tag, header, body = encode_experience(make_experience(layout), layout, 0, 42)
     store = np.frombuffer(bytearray(body), np.uint8)
     _, heard = decode_experience([tag, header, store.data], layout)
     assert np.shares_memory(heard.observations, store)
@@ -382,7 +381,7 @@ def test_arrays_are_views_of_the_frame() -> None:
 def test_an_unaligned_frame_is_read() -> None:
     layout = LAYOUTS["vector"]
     sent = make_experience(layout)
-    tag, header, body = encode_experience(sent, layout, 0)
+    tag, header, body = encode_experience(sent, layout, 0, 42)
     shifted = memoryview(b"x" + bytes(body))[1:]
     heard = decode_experience([tag, header, shifted], layout)[1]
     assert heard.observations.flags.aligned
@@ -393,7 +392,7 @@ def test_gaps_are_zero_and_sections_aligned() -> None:
     layout = ExperienceLayout(BoxSpec("uint8", (3,), 0.0, 255.0), DiscreteSpec(2), 1, 1)
     rows, size = layout.plan(1, 1, True)
     assert all(offset % 8 == 0 for _, _, offset in rows)
-    body = np.frombuffer(encode_experience(make_experience(layout, finals=1, values=True), layout, 0)[2], np.uint8)
+    body = np.frombuffer(encode_experience(make_experience(layout, finals=1, values=True), layout, 0, 42)[2], np.uint8)
     covered = np.zeros(size, bool)
     for section, shape, offset in rows:
         covered[offset : offset + math.prod(shape) * section.dtype.itemsize] = True
@@ -404,13 +403,13 @@ def test_gaps_are_zero_and_sections_aligned() -> None:
 def test_a_wrong_shape_is_an_error_of_the_sender() -> None:
     layout = LAYOUTS["vector"]
     with pytest.raises(ValueError, match=r"rewards has shape \(5,\); \(5, 3\) was agreed on"):
-        encode_experience(dataclasses.replace(make_experience(layout), rewards=np.zeros(5, np.float32)), layout, 0)
+        encode_experience(dataclasses.replace(make_experience(layout), rewards=np.zeros(5, np.float32)), layout, 0, 42)
 
 
 def refuse(layout: ExperienceLayout, spoil: dict[str, Any], newest: int = 100) -> DecodeError:
     experience = dataclasses.replace(make_experience(layout), **spoil)
     with pytest.raises(DecodeError) as refused:
-        decode_experience(encode_experience(experience, layout, 0), layout, newest)
+        decode_experience(encode_experience(experience, layout, 0, 42), layout, newest)
     return refused.value
 
 
@@ -433,7 +432,7 @@ def test_large_finite_numbers_are_not_mistaken_for_infinity() -> None:
     layout = LAYOUTS["vector"]
     rewards = np.full((5, 3), np.finfo(np.float32).max)
     sent = dataclasses.replace(make_experience(layout), rewards=rewards)
-    heard = decode_experience(encode_experience(sent, layout, 0), layout)[1]
+    heard = decode_experience(encode_experience(sent, layout, 0, 42), layout)[1]
     np.testing.assert_array_equal(heard.rewards, rewards)
 
 
@@ -462,7 +461,7 @@ def test_each_kind_of_observation_is_checked(path: int) -> None:
     leaves = leaves_of(MIXED, experience.observations)
     flat = leaves[path].view(np.uint8).reshape(-1) if path == 5 else leaves[path].reshape(-1)
     flat[0] = 0 if path == 1 else 9
-    frames = encode_experience(experience, layout, 0)
+    frames = encode_experience(experience, layout, 0, 42)
     if path == 0:  # any byte is a pixel
         decode_experience(frames, layout)
         return
@@ -485,7 +484,7 @@ def test_a_row_named_twice_is_refused() -> None:
 )
 def test_a_header_that_does_not_fit_the_body_is_refused_before_the_body_is_read(change: dict[str, Any]) -> None:
     layout = LAYOUTS["vector"]
-    frames = encode_experience(make_experience(layout), layout, 0)
+    frames = encode_experience(make_experience(layout), layout, 0, 42)
     header = dataclasses.replace(decode_experience_header(frames), **change)
     with pytest.raises(DecodeError) as refused:
         codec.decode_experience_body(header, frames[2], layout, 100)
@@ -494,7 +493,7 @@ def test_a_header_that_does_not_fit_the_body_is_refused_before_the_body_is_read(
 
 def test_env_steps_of_the_header_must_be_the_valid_rows() -> None:
     layout = LAYOUTS["vector"]
-    frames = encode_experience(make_experience(layout), layout, 0)
+    frames = encode_experience(make_experience(layout), layout, 0, 42)
     header = decode_experience_header(frames)
     wrong = dataclasses.replace(header, env_steps=header.env_steps - 1)
     with pytest.raises(DecodeError, match="env_steps"):
@@ -504,7 +503,7 @@ def test_env_steps_of_the_header_must_be_the_valid_rows() -> None:
 @pytest.mark.parametrize("extra", [-1, 1, 8])
 def test_a_body_of_another_length_is_refused(extra: int) -> None:
     layout = LAYOUTS["vector"]
-    tag, header, body = encode_experience(make_experience(layout), layout, 0)
+    tag, header, body = encode_experience(make_experience(layout), layout, 0, 42)
     other = bytes(body) + bytes(extra) if extra > 0 else bytes(body)[:extra]
     with pytest.raises(DecodeError) as refused:
         decode_experience([tag, header, other], layout)
@@ -515,7 +514,7 @@ def test_one_more_environment_than_agreed_is_refused() -> None:
     layout = LAYOUTS["vector"]
     larger = dataclasses.replace(layout, num_envs=4)
     with pytest.raises(DecodeError):
-        decode_experience(encode_experience(make_experience(larger), larger, 0), layout)
+        decode_experience(encode_experience(make_experience(larger), larger, 0, 42), layout)
 
 
 def test_sampled_actions() -> None:
@@ -591,7 +590,7 @@ def test_a_damaged_message_is_a_message_or_one_named_refusal(data: st.DataObject
             [
                 *map(encode, MESSAGES),
                 encode(PolicyBroadcast(1, b"abc")),
-                encode_experience(make_experience(layout), layout, 0),
+                encode_experience(make_experience(layout), layout, 0, 42),
             ]
         )
     )

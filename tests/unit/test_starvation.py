@@ -19,8 +19,10 @@ QUIET = SlotStatus(
     steps_taken=0,
     in_step_seconds=0.0,
     waiting_for_credit=False,
-    received_chunks=0,
+    accepted_chunks=0,
     refused={},
+    cuts=0,
+    experience_port=5556,
     last_error="",
 )
 
@@ -58,7 +60,7 @@ def test_the_time_starts_with_the_first_join() -> None:
         watcher.check([QUIET], frozenset({0}), now=1060.1)
 
 
-@pytest.mark.parametrize("progress", [{"steps_taken": 1}, {"received_chunks": 1}])
+@pytest.mark.parametrize("progress", [{"steps_taken": 1}, {"accepted_chunks": 1}])
 def test_a_step_or_a_chunk_is_progress(progress: dict[str, int]) -> None:
     watcher = watch()
     watcher.check([QUIET], None, now=0.0)
@@ -99,6 +101,12 @@ def test_progress_of_a_slot_that_is_not_needed_does_not_count() -> None:
     [
         ({"refused": {"nonfinite": 20}}, r"sends what is refused: nonfinite \(20\)"),
         ({"waiting_for_credit": True}, "waits for credit"),
+        ({"waiting_for_credit": True, "steps_taken": 5, "accepted_chunks": 1}, "waits for credit"),
+        (
+            {"waiting_for_credit": True, "steps_taken": 5},
+            r"took 5 steps, but its experience does not arrive: can it reach the experience port 5556\?",
+        ),
+        ({"cuts": 3, "steps_taken": 5, "experience_port": 0}, r"does not arrive: can it reach the experience port\?"),
         ({"last_error": "ValueError: broken arm"}, "reported: ValueError: broken arm"),
         ({}, "alive but takes no steps"),
     ],
@@ -108,6 +116,33 @@ def test_each_reason_is_named(state: dict[str, object], text: str) -> None:
     watcher.check([replace(QUIET, **state)], None, now=0.0)
     with pytest.raises(StarvationError, match=text):
         watcher.check([replace(QUIET, **state)], None, now=61.0)
+
+
+@pytest.mark.parametrize("loss", ["refused", "cuts"])
+@pytest.mark.parametrize("doing", ["steps", "slow steps"])
+def test_steps_whose_experience_is_lost_are_no_progress(loss: str, doing: str) -> None:
+    watcher = watch()
+    slot = replace(QUIET, accepted_chunks=1)
+    watcher.check([slot], None, now=0.0)
+    for now in range(1, 61):
+        lost = {"refused": {"nonfinite": now}} if loss == "refused" else {"cuts": now}
+        steps = {"steps_taken": now} if doing == "steps" else {"in_step_seconds": 0.5}
+        watcher.check([replace(slot, **lost, **steps)], None, now=float(now))
+    with pytest.raises(StarvationError, match=r"refused: nonfinite \(61\)" if loss == "refused" else "not arrive"):
+        lost = {"refused": {"nonfinite": 61}} if loss == "refused" else {"cuts": 61}
+        watcher.check([replace(slot, steps_taken=61, **lost)], None, now=61.0)
+
+
+def test_after_an_accepted_chunk_steps_are_progress_again_and_old_refusals_are_no_reason() -> None:
+    watcher = watch()
+    refused = replace(QUIET, refused={"nonfinite": 1})
+    watcher.check([refused], None, now=0.0)
+    recovered = replace(refused, accepted_chunks=1)
+    watcher.check([recovered], None, now=50.0)
+    watcher.check([replace(recovered, steps_taken=1)], None, now=100.0)
+    watcher.check([replace(recovered, steps_taken=2)], None, now=150.0)
+    with pytest.raises(StarvationError, match="alive but takes no steps"):
+        watcher.check([replace(recovered, steps_taken=2)], None, now=211.0)
 
 
 def test_a_slot_that_was_never_taken_is_named() -> None:

@@ -90,16 +90,8 @@ class _Launcher:
     def learner_command(self) -> list[str]:
         """It shares this terminal: its lines are the progress of the run."""
         run, path = self.options[RunOptions], str(self.folder.path)
-        flags = [
-            "--config",
-            str(self.folder.config_file),
-            "--run-dir",
-            path,
-            "--bind",
-            run.bind,
-            "--spaces",
-            run.spaces,
-        ]
+        flags = ["--config", str(self.folder.config_file), "--run-dir", path]
+        flags += ["--bind", run.bind, "--spaces", run.spaces]
         flags += ["--insecure"] if run.insecure else []
         flags += ["--resume", "auto" if run.resume == "auto" else path] if run.resume else []
         return command("learner", *flags)

@@ -24,19 +24,9 @@ from typing import Any
 import zmq
 
 from zmqrl.accounts import ActorStats
-from zmqrl.codec import (
-    TOPIC_CONTROL,
-    TOPIC_POLICY,
-    TOPIC_STATE,
-    Message,
-    Subscribed,
-    decode,
-    decode_policy_header,
-    encode,
-    private_topic,
-)
+from zmqrl.codec import Message, Subscribed, decode, encode
 from zmqrl.config import TransportConfig
-from zmqrl.errors import DecodeError, NoLearner, Refused
+from zmqrl.errors import DecodeError, NoLearner
 from zmqrl.messages import PolicyBroadcast, Shutdown
 from zmqrl.session import (
     Credit,
@@ -51,7 +41,7 @@ from zmqrl.session import (
     Resend,
     Welcome,
 )
-from zmqrl.transport.endpoints import EXPERIENCE_SUFFIX, POLICY_SUFFIX, parse_address, parse_join
+from zmqrl.transport.endpoints import parse_address, parse_join
 from zmqrl.transport.inbox import Inbox
 from zmqrl.transport.quietlog import QuietLog
 from zmqrl.transport.sequence import SentChunk
@@ -63,6 +53,7 @@ from zmqrl.transport.sockets import (
     read_frames,
     reconnect_options,
 )
+from zmqrl.transport.streams import MAX_FRAMES, Streams
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +72,6 @@ GOODBYE_TIMEOUT = 2.0
 
 GONE_AFTER = 2.0
 """Seconds of silence, after Shutdown and while each fast heartbeat should be answered, that mean the learner ended."""
-
-MAX_FRAMES = 4100
-"""Of a policy of 4 GiB in frames of 1 MiB."""
 
 
 class _Phase(Enum):
@@ -138,7 +126,6 @@ class SocketActorBus(Inbox):
         self._beat_interval = transport.heartbeat_interval
         # shared with the loop's thread
         self._outgoing: deque[tuple[int, SentChunk]] = deque()  # with the session they belong to
-        self._refused: Refuse | None = None
         self._goodbye: Goodbye | None = None
         self._farewell = False
         self._closing = False
@@ -149,14 +136,12 @@ class SocketActorBus(Inbox):
         self._sent_seq = 0
         self._known_version = -1
         self._behind_since: float | None = None
-        self._topic = b""
         self._quiet = QuietLog(log)
-        self._push: zmq.Socket[bytes] | None = None
-        self._sub: zmq.Socket[bytes] | None = None
         self._wakeup = Wakeup()
         self._shared = shared
         self._context = shared.enter()
-        # IMMEDIATE: nothing is queued for a learner that is not there; each message is repeated or asked for again.
+        self._streams = Streams(self._open, self._address, hello.incarnation, self._quiet)
+        # IMMEDIATE: nothing is queued for a learner that is not there; each message is repeated.
         self._dealer = self._open(
             zmq.DEALER, {zmq.IMMEDIATE: 1, zmq.SNDHWM: 100, zmq.RCVHWM: 100, zmq.MAXMSGSIZE: POLICY_MESSAGE_BYTES}
         )
@@ -165,16 +150,6 @@ class SocketActorBus(Inbox):
         self._thread.start()
 
     # --- the actor's loop --------------------------------------------------------------------------------
-
-    def wait_for_answer(self, timeout: float) -> bool:
-        """Whether the learner answered the first Hello; raises Refused if the answer is no."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._welcome or self._refused or self._failure), max(0.0, timeout))
-            if self._refused is not None:
-                raise Refused(self._refused.code, self._refused.text)
-            if self._failure is not None:
-                raise self._failure
-            return self._welcome is not None
 
     def _transmit(self, chunk: SentChunk, session: int) -> None:
         self._outgoing.append((session, chunk))
@@ -223,53 +198,34 @@ class SocketActorBus(Inbox):
                 self._wakeup.clear()
                 if events.get(self._dealer, 0) & zmq.POLLIN:
                     self._read_dealer()
-                if self._sub is not None and self._sub in events:
-                    self._read_sub()
+                for message in self._streams.read():
+                    self._hear_broadcast(message, time.monotonic())
                 self._send_chunks()
         except Exception as error:
             log.exception("the actor's I/O thread ended")
             self.fail(NoLearner(f"the connection to {self._address} failed: {error}"))
         finally:
-            for opened in (self._dealer, self._push, self._sub):
-                if opened is not None:
-                    opened.close(0)
+            self._dealer.close(0)
+            self._streams.close()
             self._shared.leave()
 
     def _interests(self) -> list[tuple[Any, int]]:
         """What poll waits for. POLLOUT only where something waits for room or for a connection."""
-        hello_waits = self._phase is _Phase.JOINING and self._hello_due <= time.monotonic()
-        interests: list[tuple[Any, int]] = [
+        hello_waits = self._wants_to_join() and self._hello_due <= time.monotonic()
+        chunks_wait = bool(self._outgoing) and self._phase is not _Phase.JOINING
+        return [
             (self._wakeup.fileno(), zmq.POLLIN),
             (self._dealer, zmq.POLLIN | (zmq.POLLOUT if hello_waits else 0)),
+            *self._streams.interests(sending=chunks_wait),
         ]
-        if self._sub is not None:
-            interests.append((self._sub, zmq.POLLIN))
-        if self._push is not None and self._outgoing:
-            interests.append((self._push, zmq.POLLOUT))
-        return interests
+
+    def _wants_to_join(self) -> bool:
+        """One that leaves, or heard that the run is over, joins no more."""
+        return self._phase is _Phase.JOINING and self._goodbye is None and not self._run_is_over
 
     def _run_timers(self, now: float) -> float:
         """Do what is due; returns when the next is."""
-        if self._phase is _Phase.JOINING:
-            if self._welcome is not None and now - self._rejoin_since > self._rejoin_timeout:
-                self.fail(
-                    NoLearner(
-                        f"the learner at {self._address} has been silent for {now - self._heard_at:.0f} s "
-                        f"(rejoin_timeout = {self._rejoin_timeout:g})"
-                    )
-                )
-            # without a connection it stays due, and POLLOUT tells when there is one
-            if now >= self._hello_due and self._say(self._hello_again()):
-                self._hello_due = now + HELLO_INTERVAL
-            return now + HELLO_INTERVAL if self._hello_due <= now else self._hello_due
-        if now - self._heard_at > self._lease:
-            self._rejoin(f"silent for {self._lease:g} s", now)
-            return now
-        if now >= self._beat_due:
-            self._beat(now)
-        if self._leaving:
-            self._beat_due = min(self._beat_due, now + LEAVING_INTERVAL)
-        due = self._beat_due
+        due = self._run_joining_timers(now) if self._phase is _Phase.JOINING else self._run_session_timers(now)
         if self._goodbye is not None and not self._farewell:
             if now >= self._goodbye_due:
                 self._say(self._goodbye)
@@ -277,11 +233,28 @@ class SocketActorBus(Inbox):
             due = min(due, self._goodbye_due)
         return due
 
-    def _hello_again(self) -> Hello:
-        welcome = self._welcome
-        if welcome is None:
-            return self._hello
-        return replace(self._hello, held_epoch=welcome.terms.epoch, held_slot=welcome.slot)
+    def _run_joining_timers(self, now: float) -> float:
+        if self._welcome is not None and now - self._rejoin_since > self._rejoin_timeout:
+            self.fail(
+                NoLearner(
+                    f"the learner at {self._address} has been silent for {now - self._heard_at:.0f} s "
+                    f"(rejoin_timeout = {self._rejoin_timeout:g})"
+                )
+            )
+        # without a connection it stays due, and POLLOUT tells when there is one
+        if self._wants_to_join() and now >= self._hello_due and self._say(self._hello_now()):
+            self._hello_due = now + HELLO_INTERVAL
+        return now + HELLO_INTERVAL if self._hello_due <= now else self._hello_due
+
+    def _run_session_timers(self, now: float) -> float:
+        if now - self._heard_at > self._lease:
+            self._rejoin(f"silent for {self._lease:g} s", now)
+            return now
+        if now >= self._beat_due:
+            self._beat(now)
+        if self._leaving:
+            self._beat_due = min(self._beat_due, now + LEAVING_INTERVAL)
+        return self._beat_due
 
     def _say(self, message: Message) -> bool:
         """Send on the control socket; False without a connection."""
@@ -329,15 +302,10 @@ class SocketActorBus(Inbox):
         self._say(GetPolicy(self._welcome.terms.epoch, self._held_version()))
 
     def _send_chunks(self) -> None:
-        push = self._push
-        if push is None or self._phase is _Phase.JOINING:
-            return
-        while self._outgoing:
+        while self._outgoing and self._phase is not _Phase.JOINING:
             session, chunk = self._outgoing[0]
-            if session == self._session:
-                try:
-                    push.send_multipart(chunk.frames, zmq.NOBLOCK, copy=False)
-                except zmq.Again:
+            if session == self._session and chunk.frames:  # they are gone if it was refused while it waited here
+                if not self._streams.push(chunk.frames):
                     return
                 self._sent_seq = max(self._sent_seq, chunk.seq + 1)
             self._outgoing.popleft()
@@ -360,7 +328,7 @@ class SocketActorBus(Inbox):
             case Welcome() if self._phase is _Phase.JOINING:
                 self._begin(message, now)
             case Refuse() if self._phase is _Phase.JOINING:
-                self._hear_refuse(message)
+                self.hear_refuse(message)
             case Resend():
                 self._resend(message)
             case PolicyBroadcast():
@@ -393,37 +361,15 @@ class SocketActorBus(Inbox):
             terms.lease,
             terms.rejoin_timeout,
         )
-        self._connect_streams(welcome)
+        self._streams.connect(welcome)
         self._phase, self._beat_due, self._behind_since = _Phase.SUBSCRIBING, now, None
-
-    def _connect_streams(self, welcome: Welcome) -> None:
-        """New sockets for each Welcome: what the old ones still held belongs to a session that may be over."""
-        for old in (self._push, self._sub):
-            if old is not None:
-                old.close(0)
-        self._push = self._open(zmq.PUSH, {zmq.IMMEDIATE: 1, zmq.SNDHWM: 16})
-        self._push.connect(str(self._address.beside(welcome.experience_port, EXPERIENCE_SUFFIX)))
-        self._sub = self._open(zmq.SUB, {zmq.RCVHWM: 8, zmq.MAXMSGSIZE: POLICY_MESSAGE_BYTES})
-        self._topic = private_topic(welcome.slot, self._hello.incarnation)
-        for topic in (TOPIC_POLICY, TOPIC_STATE, TOPIC_CONTROL, self._topic):
-            self._sub.setsockopt(zmq.SUBSCRIBE, topic)
-        self._sub.connect(str(self._address.beside(welcome.policy_port, POLICY_SUFFIX)))
-
-    def _hear_refuse(self, refuse: Refuse) -> None:
-        with self._changed:
-            if self._welcome is None:
-                self._refused = refuse
-                self._changed.notify_all()
-                return
-        if refuse.code == "finished":
-            self.hear_shutdown(Shutdown(refuse.text))
-        self.fail(Refused(refuse.code, refuse.text))
 
     def _hear_rejected(self, rejected: Rejected, now: float) -> None:
         if rejected.reason in ("stale_epoch", "unknown_actor"):
             if self._phase is not _Phase.JOINING and self._goodbye is None:
                 self._rejoin(rejected.text, now)
             return
+        self.hear_rejected(rejected)
         self._quiet.refused("this actor, by the learner", rejected.reason, rejected.text, now)
 
     def _rejoin(self, reason: str, now: float) -> None:
@@ -439,30 +385,6 @@ class SocketActorBus(Inbox):
         waiting = {chunk.seq for _, chunk in list(self._outgoing)}
         self._outgoing.extendleft((self._session, chunk) for chunk in reversed(again) if chunk.seq not in waiting)
 
-    def _read_sub(self) -> None:
-        """Drain it, and join the frames of the newest policy only."""
-        assert self._sub is not None
-        newest: tuple[int, list[zmq.Frame]] | None = None
-        while (frames := read_frames(self._sub, MAX_FRAMES)) is not None:
-            try:
-                if frames[0].bytes != TOPIC_POLICY:
-                    self._hear_broadcast(decode(frames), time.monotonic())
-                    continue
-                header = decode_policy_header(frames)
-                if newest is None or header.version > newest[0]:
-                    newest = header.version, frames
-            except DecodeError as error:
-                self._quiet.refused("the learner", error.reason, str(error), time.monotonic())
-        if newest is not None:
-            try:
-                policy = decode(newest[1])
-            except DecodeError as error:
-                self._quiet.refused("the learner", error.reason, str(error), time.monotonic())
-                return
-            assert isinstance(policy, PolicyBroadcast)
-            self._heard_at = time.monotonic()
-            self.hear_policy(policy)
-
     def _hear_broadcast(self, message: Message, now: float) -> None:
         assert self._welcome is not None
         terms = self._welcome.terms
@@ -476,6 +398,9 @@ class SocketActorBus(Inbox):
             case Shutdown():
                 self._heard_at = now
                 self.hear_shutdown(message)
+            case PolicyBroadcast():
+                self._heard_at = now
+                self.hear_policy(message)
             case Subscribed() if self._phase is _Phase.SUBSCRIBING:
                 self._phase, self._behind_since = _Phase.JOINED, None
                 self._get_policy()

@@ -14,15 +14,17 @@ from types import TracebackType
 from typing import Self
 
 from zmqrl.accounts import ActorActivity, ActorStats, Settlement
-from zmqrl.codec import ExperienceLayout, encode_experience, sampled
-from zmqrl.errors import NoLearner, ZmqrlError
+from zmqrl.codec import ExperienceLayout, encode_experience
+from zmqrl.errors import NoLearner, Refused, ZmqrlError
 from zmqrl.messages import Experience, PolicyBroadcast, Shutdown
-from zmqrl.session import Credit, Hello, Welcome
+from zmqrl.session import Credit, Hello, Refuse, Rejected, Welcome
 from zmqrl.transport.sequence import SendWindow, SentChunk
 
 
 class Inbox(ABC):
     """Base of the actor's buses; `zmqrl.transport.bus.ActorBus` documents what the loop calls.
+
+    Once Shutdown was heard nothing is an error any more: the loop is about to end, whatever becomes of the learner.
 
     A new session takes effect for the loop when it has read `session`: until then policies of the new epoch are held
     back, and chunks, which were begun before it, are counted as `stale_epoch`. So no chunk mixes two epochs.
@@ -39,8 +41,10 @@ class Inbox(ABC):
         self._session_read = 1
         self._policy: PolicyBroadcast | None = None
         self._taken_version = -1
-        self._credit = Credit(0, hello.incarnation, 0, -1, 0, 0)
+        self._credit = Credit(0, hello.incarnation, 0, 0, -1, 0, 0)
+        self._refused: Refuse | None = None
         self._shutdown: Shutdown | None = None
+        self._run_is_over = False
         self._failure: ZmqrlError | None = None
         self._window = SendWindow()
         self._leaving = False
@@ -92,31 +96,32 @@ class Inbox(ABC):
         with self._changed:
             self._changed.wait_for(lambda: self._news, timeout)
             self._news = False
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
 
     def send(self, experience: Experience) -> None:
         """Hand over a full chunk; never blocks."""
         with self._changed:
-            if self._failure is not None:
-                raise self._failure
-            chunk, session = self._pack(experience), self._session
-        if chunk is not None:
+            self._raise_failure()
+            chunk, session, gone = self._pack(experience), self._session, self._is_gone()
+        if chunk is not None and not gone:
             self._transmit(chunk, session)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None and self._shutdown is None:
+            raise self._failure
+
+    def _is_gone(self) -> bool:
+        """The learner answers no more."""
+        return self._failure is not None or self._run_is_over
 
     def _pack(self, experience: Experience) -> SentChunk | None:
         env_steps = experience.env_steps
         if self._session_read != self._session or self._welcome is None or self._layout is None:
             self._lost["stale_epoch"] += env_steps
             return None
-        numbered = replace(
-            experience,
-            agent_id=self._welcome.slot,
-            incarnation=self._hello.incarnation,
-            seq=self._window.next_seq,
-        )
-        frames = encode_experience(numbered, self._layout, self._welcome.terms.epoch)
-        return self._window.add(frames, env_steps, sum(len(frame) for frame in frames))
+        numbered = replace(experience, agent_id=self._welcome.slot, seq=self._window.next_seq)
+        frames = encode_experience(numbered, self._layout, self._welcome.terms.epoch, self._hello.incarnation)
+        return self._window.add(frames, env_steps)
 
     def settle(self, timeout: float) -> Settlement:
         """Wait until everything sent has been received, at most `timeout` seconds, and give the account."""
@@ -127,7 +132,7 @@ class Inbox(ABC):
             return self._settlement()
 
     def _is_settled(self) -> bool:
-        return self._credit.received_seq >= self._window.next_seq or self._failure is not None
+        return self._credit.received_seq >= self._window.next_seq or self._is_gone()
 
     def _settlement(self) -> Settlement:
         received, lost = self._balance()
@@ -163,7 +168,36 @@ class Inbox(ABC):
     def close(self) -> None:
         """Give back threads and sockets."""
 
+    # --- joining -----------------------------------------------------------------------------------------
+
+    def wait_for_answer(self, timeout: float) -> bool:
+        """Whether the learner answered the first Hello; raises Refused if the answer is no."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._welcome or self._refused or self._failure), max(0.0, timeout))
+            if self._refused is not None:
+                raise Refused(self._refused.code, self._refused.text)
+            if self._failure is not None:
+                raise self._failure
+            return self._welcome is not None
+
+    def _hello_now(self) -> Hello:
+        """What to say to join; with the slot it had, if this is not the first time."""
+        with self._changed:
+            return self._hello if self._welcome is None else replace(self._hello, held_slot=self._welcome.slot)
+
     # --- what was heard ----------------------------------------------------------------------------------
+
+    def hear_refuse(self, refuse: Refuse) -> None:
+        """The answer to the first Hello. To a later one it is the end: of the run, or of this actor's part in it."""
+        with self._changed:
+            if self._welcome is None:
+                self._refused = refuse
+            elif refuse.code == "finished":
+                self._run_is_over = True
+                self.hear_shutdown(Shutdown(refuse.text))
+            else:
+                self.fail(Refused(refuse.code, refuse.text))
+            self._tell()
 
     def hear_welcome(self, welcome: Welcome) -> bool:
         """Whether it begins a new session. The seed is of one stay in a slot, so it tells one from the other."""
@@ -178,10 +212,8 @@ class Inbox(ABC):
             self._lost["cut"] += lost["cut"]
             self._lost["stale_epoch"] += lost["unacknowledged"]
             self._window = SendWindow()
-            self._layout = ExperienceLayout(
-                terms.observation_space, sampled(terms.action_space), terms.num_envs, terms.chunk_steps
-            )
-            self._credit = Credit(terms.epoch, self._hello.incarnation, 0, -1, 0, 0)
+            self._layout = ExperienceLayout.of(terms)
+            self._credit = Credit(terms.epoch, self._hello.incarnation, 0, 0, -1, 0, 0)
             self._policy, self._taken_version = None, -1
             self._session += 1
             self._tell()
@@ -206,6 +238,12 @@ class Inbox(ABC):
             self._credit = credit
             self._window.release(min(credit.consumed_seq, credit.received_seq))
             self._tell()
+
+    def hear_rejected(self, rejected: Rejected) -> None:
+        """One of the chunks is done with: it need not be kept, also while others before it are waited for."""
+        if rejected.ends_chunk:
+            with self._changed:
+                self._window.drop(rejected.seq)
 
     def hear_shutdown(self, shutdown: Shutdown) -> None:
         """It never goes away again."""
@@ -237,5 +275,5 @@ def _identity(welcome: Welcome) -> tuple[str, int, int, int]:
     return welcome.terms.run_id, welcome.terms.epoch, welcome.slot, welcome.seed
 
 
-def _progress(credit: Credit) -> tuple[int, int, int]:
-    return credit.received_seq, credit.consumed_seq, credit.version
+def _progress(credit: Credit) -> tuple[int, int, int, int]:
+    return credit.received_seq, credit.consumed_seq, credit.credited_chunks, credit.version

@@ -34,13 +34,13 @@ from zmqrl.codec import (
     decode,
     encode,
     private_topic,
-    sampled,
 )
 from zmqrl.config import TransportConfig
 from zmqrl.errors import AddressError, DecodeError
-from zmqrl.messages import PolicyBroadcast
+from zmqrl.messages import PolicyBroadcast, Shutdown
 from zmqrl.session import Command, CommandResult, GetPolicy, Goodbye, Heartbeat, Hello, Terms, Welcome
 from zmqrl.transport.actor_bus import SocketActorBus, connect_actor
+from zmqrl.transport.admission import Sender
 from zmqrl.transport.endpoints import (
     EXPERIENCE_SUFFIX,
     POLICY_SUFFIX,
@@ -50,7 +50,7 @@ from zmqrl.transport.endpoints import (
     is_loopback,
     outward_host,
 )
-from zmqrl.transport.intake import Intake, Sender
+from zmqrl.transport.intake import Intake
 from zmqrl.transport.sockets import (
     BACKLOG,
     CONTROL_MESSAGE_BYTES,
@@ -64,9 +64,6 @@ from zmqrl.transport.sockets import (
 )
 
 log = logging.getLogger(__name__)
-
-SHUTDOWN_INTERVAL = 0.2
-"""Seconds between two broadcasts of Shutdown: any of them may be lost, and nobody should wait long for the next."""
 
 READ_AT_ONCE = 128
 """Messages read from one socket before the others have their turn."""
@@ -179,8 +176,8 @@ class SocketLearnerBus(Intake):
         address = self._control_address
         if address.scheme == "tcp":
             address = replace(address, host=outward_host(address.host))
-        num_envs = self._terms.num_envs if self._terms else 0
-        return str(JoinString(str(address), self.env, num_envs, self.run_id))
+        terms = self._admission.terms
+        return str(JoinString(str(address), self.env, terms.num_envs if terms else 0, self.run_id))
 
     def connect(self, hello: Hello) -> SocketActorBus:
         """An actor of this program, over the same sockets."""
@@ -190,20 +187,22 @@ class SocketLearnerBus(Intake):
     def open(self, terms: Terms) -> None:
         """Bind the experience socket, whose largest message follows from the shapes, and admit actors."""
         encode(Welcome(0, 0, 0, 0, terms))  # a manifest too large to travel is found here, and not at each Hello
-        layout = ExperienceLayout(
-            terms.observation_space, sampled(terms.action_space), terms.num_envs, terms.chunk_steps
-        )
-        self._do(partial(self._attach_pull, layout.max_body_bytes))
+        self._do(partial(self._attach_pull, ExperienceLayout.of(terms).max_body_bytes))
         super().open(terms)
 
     def deliver(self, sender: Sender, message: Message) -> None:
         """Send on the control socket."""
         self._do(partial(self._send, sender, message))
 
-    def _broadcast(self, broadcast: PolicyBroadcast) -> None:
+    def broadcast(self, message: PolicyBroadcast | Shutdown) -> None:
+        """Send on XPUB."""
         # encoded here, since the checksum of a large policy takes a while and the I/O thread has others to answer
-        self._policy_frames = frames = broadcast, encode(broadcast)
-        self._do(partial(self._send_to_all, [TOPIC_POLICY, *frames[1][1:]]))
+        if isinstance(message, Shutdown):
+            frames = encode(message, TOPIC_CONTROL)
+        else:
+            self._policy_frames = message, encode(message)
+            frames = [TOPIC_POLICY, *self._policy_frames[1][1:]]
+        self._do(partial(self._send_to_all, frames))
 
     def close(self) -> None:
         """Give back the thread, sockets, ports and socket files."""
@@ -228,7 +227,6 @@ class SocketLearnerBus(Intake):
         timers = [
             _Timer(beat, self._send_state),
             _Timer(beat / 4, lambda: self.tick(time.monotonic())),
-            _Timer(SHUTDOWN_INTERVAL, self._repeat_shutdown),
         ]
         readers = (
             (self._router, self._on_control),
@@ -329,11 +327,6 @@ class SocketLearnerBus(Intake):
 
     def _send_state(self) -> None:
         self._send_to_all(encode(self.state(), TOPIC_STATE))
-
-    def _repeat_shutdown(self) -> None:
-        if self._finishing is not None:
-            self._send_to_all(encode(self._finishing, TOPIC_CONTROL))
-            self._tell_shutdown()
 
     def _attach_pull(self, largest: int) -> None:
         if not self._pull_attached:

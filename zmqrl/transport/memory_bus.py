@@ -13,11 +13,12 @@ from dataclasses import replace
 from zmqrl.accounts import ActorStats
 from zmqrl.codec import Message
 from zmqrl.config import TransportConfig
-from zmqrl.errors import NoLearner, Refused, UsageError
+from zmqrl.errors import NoLearner, UsageError
 from zmqrl.messages import PolicyBroadcast, Shutdown
-from zmqrl.session import Credit, Goodbye, Heartbeat, Hello, Refuse, Terms, Welcome
+from zmqrl.session import Credit, Goodbye, Heartbeat, Hello, Refuse, Rejected, Terms, Welcome
+from zmqrl.transport.admission import Sender
 from zmqrl.transport.inbox import Inbox
-from zmqrl.transport.intake import Intake, Sender
+from zmqrl.transport.intake import Intake
 from zmqrl.transport.sequence import SentChunk
 
 
@@ -52,11 +53,12 @@ class MemoryLearnerBus(Intake):
         """Call the actor."""
         sender.hear(message)
 
-    def _broadcast(self, broadcast: PolicyBroadcast) -> None:
+    def broadcast(self, message: PolicyBroadcast | Shutdown) -> None:
+        """Call all actors."""
         with self._changed:
             actors = list(self._actors)
         for actor in actors:
-            actor.hear_policy(broadcast)
+            actor.hear(message)
 
     def newest_policy(self) -> PolicyBroadcast | None:
         """What an actor that joins now begins with."""
@@ -65,21 +67,20 @@ class MemoryLearnerBus(Intake):
 
     def open(self, terms: Terms) -> None:
         """Actors of an earlier epoch join again by themselves."""
-        with self._changed:
-            actors = [line.session.sender for line in self._lines.values() if line.session and line.session.slot.alive]
+        before = self._living()
         super().open(terms)
-        for actor in actors:
-            actor.say_hello()
+        for session in before:
+            session.sender.say_hello()
 
     def forget(self, actor: MemoryActorBus) -> None:
         """It is closed; without a link there is no silence to wait for."""
         with self._changed:
             if actor in self._actors:
                 self._actors.remove(actor)
-            for line in self._lines.values():
-                if line.session is not None and line.session.sender is actor and line.session.slot.alive:
-                    line.session.slot.alive = False
-                    self._changed.notify_all()
+            for session in self._living():
+                if session.sender is actor:
+                    session.slot.alive = False
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Actors that are still there hear that the learner is gone."""
@@ -95,27 +96,20 @@ class MemoryActorBus(Inbox):
     def __init__(self, learner: MemoryLearnerBus, hello: Hello) -> None:
         super().__init__(hello)
         self._learner = learner
-        self._refused: Refuse | None = None
 
     def join(self, timeout: float) -> None:
         """Say Hello and wait for the Welcome. Raises Refused or NoLearner."""
         self.say_hello()
-        with self._changed:
-            answered = self._changed.wait_for(
-                lambda: self._welcome is not None or self._refused is not None or self._failure is not None, timeout
-            )
-        if self._refused is not None or not answered or self._failure is not None:
+        try:
+            if not self.wait_for_answer(timeout):
+                raise NoLearner(f"the learner in this process did not open its bus within {timeout:g} s")
+        except BaseException:
             self.close()
-        if self._refused is not None:
-            raise Refused(self._refused.code, self._refused.text)
-        if self._failure is not None:
-            raise self._failure
-        if not answered:
-            raise NoLearner(f"the learner in this process did not open its bus within {timeout:g} s")
+            raise
 
     def say_hello(self) -> None:
         """At first, and when a new epoch begins."""
-        self._learner.hear_hello(self._hello, self, time.monotonic(), self.activity)
+        self._learner.hear_hello(self._hello_now(), self, time.monotonic(), self.activity)
 
     def hear(self, message: Message) -> None:
         """Whatever the learner says."""
@@ -125,15 +119,17 @@ class MemoryActorBus(Inbox):
                 if policy := self._learner.newest_policy():
                     self.hear_policy(policy)
             case Refuse():
-                with self._changed:
-                    self._refused = message
-                    self._changed.notify_all()
+                self.hear_refuse(message)
+            case PolicyBroadcast():
+                self.hear_policy(message)
             case Credit():
                 self.hear_credit(message)
+            case Rejected():
+                self.hear_rejected(message)  # the learner's side logs it
             case Shutdown():
                 self.hear_shutdown(message)
             case _:
-                pass  # answers to what was called directly, and refusals, which the learner's side logs
+                pass  # answers to what was called directly
 
     def _transmit(self, chunk: SentChunk, session: int) -> None:
         self._learner.hear_experience(chunk.frames, time.monotonic())

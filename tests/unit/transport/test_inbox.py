@@ -10,9 +10,9 @@ import pytest
 
 from zmqrl.accounts import ActorStats
 from zmqrl.codec import ExperienceLayout, decode_experience
-from zmqrl.errors import NoLearner
+from zmqrl.errors import NoLearner, Refused
 from zmqrl.messages import Experience, PolicyBroadcast, Shutdown
-from zmqrl.session import Credit, Hello, Terms, Welcome
+from zmqrl.session import Credit, Hello, Refuse, Rejected, Terms, Welcome
 from zmqrl.spaces import BoxSpec, DiscreteSpec
 from zmqrl.transport.inbox import Inbox
 from zmqrl.transport.sequence import SentChunk
@@ -72,8 +72,9 @@ def inbox() -> Still:
     return still
 
 
-def credit(consumed: int, received: int, steps: int, version: int = 0, epoch: int = 1) -> Credit:
-    return Credit(epoch, 42, consumed, version, received, steps)
+def credit(consumed: int, received: int, steps: int, version: int = 0, epoch: int = 1, lost: int = 0) -> Credit:
+    """`lost` chunks stand behind the consumed ones."""
+    return Credit(epoch, 42, consumed, consumed + lost, version, received, steps)
 
 
 def test_before_the_welcome_there_is_nothing_to_read() -> None:
@@ -106,6 +107,33 @@ def test_credit_never_goes_back_and_frees_what_was_kept(inbox: Still) -> None:
         inbox.hear_credit(old)
     assert inbox.credit == credit(2, 3, 3 * ROWS, version=4)
     assert inbox._window.first_kept == 2
+
+
+def test_credit_grows_by_a_loss_behind_a_chunk_that_still_waits(inbox: Still) -> None:
+    inbox.send(chunk())
+    inbox.send(chunk())
+    inbox.hear_credit(credit(0, 1, ROWS))
+    inbox.hear_credit(credit(0, 1, ROWS, lost=1))
+    assert (inbox.credit.consumed_seq, inbox.credit.credited_chunks) == (0, 1)
+    inbox.hear_credit(credit(0, 1, ROWS))
+    assert inbox.credit.credited_chunks == 1
+
+
+def test_what_is_kept_does_not_grow_while_chunk_after_chunk_is_refused(inbox: Still) -> None:
+    inbox.send(chunk())
+    for seq in range(1, 100):
+        inbox.send(chunk())
+        inbox.hear_rejected(Rejected("nonfinite" if seq % 2 else "cut", "...", seq))
+        inbox.hear_credit(credit(0, seq + 1, (seq + 1) * ROWS, lost=seq))
+    assert [bool(sent.frames) for sent in inbox.sent] == [True] + [False] * 99
+    assert inbox.settle(0.0).steps_received == 100 * ROWS
+
+
+def test_what_came_too_early_and_what_is_no_chunk_is_kept(inbox: Still) -> None:
+    inbox.send(chunk())
+    inbox.hear_rejected(Rejected("early", "too far ahead", 0))
+    inbox.hear_rejected(Rejected("malformed", "not a heartbeat"))
+    assert inbox.sent[0].frames
 
 
 def test_the_settlement_tells_received_cut_and_unacknowledged_apart(inbox: Still) -> None:
@@ -187,3 +215,47 @@ def test_after_a_failure_the_loop_gets_it_and_settling_does_not_wait(inbox: Stil
     with pytest.raises(NoLearner, match="gone"):
         inbox.wait(100.0)
     assert inbox.settle(100.0).steps_lost == {"unacknowledged": ROWS}
+
+
+@pytest.mark.parametrize("error", [NoLearner("gone"), Refused("full", "no slot")])
+@pytest.mark.parametrize("shutdown_first", [True, False])
+def test_after_shutdown_nothing_is_an_error(inbox: Still, error: NoLearner, shutdown_first: bool) -> None:
+    if shutdown_first:
+        inbox.hear_shutdown(Shutdown("done"))
+    inbox.fail(error)
+    inbox.hear_shutdown(Shutdown("done"))
+    inbox.wait(100.0)
+    inbox.send(chunk())
+    assert inbox.sent == []
+    assert inbox.settle(100.0).steps_lost == {"unacknowledged": ROWS}
+
+
+def test_a_run_that_ended_meanwhile_is_a_shutdown_and_nobody_waits_for_its_learner(inbox: Still) -> None:
+    inbox.send(chunk())
+    inbox.hear_refuse(Refuse("finished", "the run is over: done"))
+    assert inbox.shutdown == Shutdown("the run is over: done")
+    inbox.wait(100.0)
+    inbox.send(chunk())
+    assert inbox.settle(100.0).steps_lost == {"unacknowledged": 2 * ROWS}
+
+
+def test_another_refusal_of_one_that_was_in_is_its_error(inbox: Still) -> None:
+    inbox.hear_refuse(Refuse("full", "all slots are taken"))
+    assert inbox.shutdown is None
+    with pytest.raises(Refused, match="all slots are taken"):
+        inbox.wait(100.0)
+
+
+@pytest.mark.parametrize("code", ["full", "finished"])
+def test_a_refusal_of_the_first_hello_is_the_answer_to_joining(code: str) -> None:
+    still = Still()
+    still.hear_refuse(Refuse(code, "no"))
+    with pytest.raises(Refused) as refused:
+        still.wait_for_answer(100.0)
+    assert refused.value.code == code
+    assert still.shutdown is None
+
+
+def test_a_hello_said_again_names_the_slot_held(inbox: Still) -> None:
+    assert Still()._hello_now().held_slot == -1
+    assert inbox._hello_now().held_slot == 3

@@ -31,7 +31,8 @@ from zmqrl.session import (
     Welcome,
 )
 from zmqrl.spaces import BoxSpec, DiscreteSpec
-from zmqrl.transport.intake import Intake, Sender
+from zmqrl.transport.admission import Sender
+from zmqrl.transport.intake import Intake
 
 OBSERVATIONS, ACTIONS = BoxSpec("float32", (2,), -math.inf, math.inf), DiscreteSpec(2)
 T, N = 4, 2
@@ -50,8 +51,8 @@ class Recorder(Intake):
     def deliver(self, sender: Sender, message: Message) -> None:
         self.sent.append((sender, message))
 
-    def _broadcast(self, broadcast: PolicyBroadcast) -> None:
-        self.sent.append(("all", broadcast))
+    def broadcast(self, message: PolicyBroadcast | Shutdown) -> None:
+        self.sent.append(("all", message))
 
     def close(self) -> None:
         pass
@@ -80,10 +81,9 @@ def chunk(incarnation: int, seq: int, *, slot: int = 0, epoch: int = 1, **change
         episode_index=np.zeros((0, 2), np.int32),
         episode_returns=np.zeros(0),
         episode_lengths=np.zeros(0, np.int64),
-        incarnation=incarnation,
         seq=seq,
     )
-    return encode_experience(replace(experience, **change), LAYOUT, epoch)
+    return encode_experience(replace(experience, **change), LAYOUT, epoch, incarnation)
 
 
 def beat(incarnation: int, next_seq: int, *, slot: int = 0, epoch: int = 1, **more: Any) -> Heartbeat:
@@ -219,6 +219,17 @@ def test_a_hole_that_stays_is_a_cut_and_credited(intake: Recorder) -> None:
     assert last_credit(intake, "one").received_steps == ROWS
 
 
+def test_a_hole_that_is_given_up_counts_as_credit_at_once_and_is_told_by_name(intake: Recorder) -> None:
+    intake.hear_experience(chunk(1, 0), 0.0)
+    intake.hear_experience(chunk(1, 3), 0.0)
+    intake.tick(5.0)
+    credit = last_credit(intake, "one")
+    assert (credit.consumed_seq, credit.credited_chunks, credit.received_seq) == (0, 2, 4)
+    assert [(told.reason, told.seq) for told in intake.heard_by("one", Rejected)] == [("cut", 1), ("cut", 2)]
+    assert intake.slots()[0].cuts == 2
+    assert (intake.slots()[0].accepted_chunks, intake.slots()[0].refused) == (2, {})
+
+
 def test_a_tail_that_was_given_up_is_credited_without_another_chunk(intake: Recorder) -> None:
     intake.hear_heartbeat(beat(1, 2), "one", 1.0)
     intake.hear_heartbeat(beat(1, 2), "one", 2.0)
@@ -252,6 +263,40 @@ def test_a_refused_tail_is_credited_at_once(intake: Recorder) -> None:
     assert last_credit(intake, "one").consumed_seq == 1
 
 
+NAN = np.full((T, N), np.nan, np.float32)
+
+
+def test_a_refusal_counts_as_credit_at_once_under_the_version_credited_last(intake: Recorder) -> None:
+    intake.hear_experience(chunk(1, 0), 0.0)
+    intake.receive(None, 0.0)
+    intake.give_credit(7)
+    for seq in (1, 2):
+        intake.hear_experience(chunk(1, seq), 0.0)
+    intake.hear_experience(chunk(1, 3, rewards=NAN), 0.0)
+    assert last_credit(intake, "one") == Credit(1, 1, 1, 2, 7, 4, 4 * ROWS)
+    intake.hear_experience(chunk(1, 5, rewards=NAN), 0.0)  # behind a hole
+    assert last_credit(intake, "one") == Credit(1, 1, 1, 3, 7, 4, 4 * ROWS)
+    intake.receive(None, 0.0)
+    intake.give_credit(8)
+    assert last_credit(intake, "one") == Credit(1, 1, 2, 4, 8, 4, 4 * ROWS)
+
+
+def test_who_was_refused_may_send_as_many_more_and_no_more(intake: Recorder) -> None:
+    # max_lead_steps = 16 rows are 4 chunks
+    for seq in range(8):
+        intake.hear_experience(chunk(1, seq, **({"rewards": NAN} if seq in (1, 2) else {})), 0.0)
+    assert [seq for _, seq in taken(intake)] == [0, 3, 4, 5]
+    assert intake.accounts()[0].refused == {"nonfinite": 2 * ROWS, "beyond_credit": 2 * ROWS}
+
+
+def test_an_announcement_is_believed_as_far_as_credit_goes(intake: Recorder) -> None:
+    intake.hear_experience(chunk(1, 0, rewards=NAN), 0.0)
+    intake.hear_experience(chunk(1, 1), 0.0)
+    for now in (1.0, 2.0):
+        intake.hear_heartbeat(beat(1, 2**40), "one", now)
+    assert intake.heard_by("one", Resend) == [Resend(1, 2, 5)]
+
+
 def test_a_torn_body_is_refused_under_the_sender_of_its_header(intake: Recorder) -> None:
     tag, header, body = chunk(1, 0)
     intake.hear_experience([tag, header, bytes(body)[:-1]], 0.0)
@@ -270,7 +315,7 @@ def test_what_is_far_ahead_is_not_held(intake: Recorder) -> None:
     intake.hear_experience(chunk(1, 10**9), 0.0)
     account = intake.accounts()[0]
     assert (account.received, account.refused) == (0, {})
-    assert intake.slots()[0].refused == {"beyond_credit": 1}
+    assert intake.slots()[0].refused == {"early": 1}
 
 
 @pytest.mark.parametrize(
@@ -303,8 +348,8 @@ def test_credit_covers_what_was_handed_out_and_names_the_version(intake: Recorde
     assert (last_credit(intake, "one").consumed_seq, last_credit(intake, "one").received_seq) == (0, 3)
     intake.mark_consumed()
     intake.give_credit(4)
-    assert last_credit(intake, "one") == Credit(1, 1, 2, 4, 3, 3 * ROWS)
-    assert last_credit(intake, "two") == Credit(1, 2, 0, 4, 0, 0)
+    assert last_credit(intake, "one") == Credit(1, 1, 2, 2, 4, 3, 3 * ROWS)
+    assert last_credit(intake, "two") == Credit(1, 2, 0, 0, 4, 0, 0)
     account = intake.accounts()[0]
     assert (account.consumed, account.queued) == (2 * ROWS, ROWS)
 
@@ -322,7 +367,7 @@ def test_credit_in_a_quota_comes_before_consumption(intake: Recorder) -> None:
 def test_each_heartbeat_repeats_the_credit(intake: Recorder) -> None:
     for now in range(3):
         intake.hear_heartbeat(beat(1, 0), "one", float(now))
-    assert intake.heard_by("one", Credit) == [Credit(1, 1, 0, -1, 0, 0)] * 3
+    assert intake.heard_by("one", Credit) == [Credit(1, 1, 0, 0, -1, 0, 0)] * 3
 
 
 def test_a_heartbeat_of_another_epoch_or_actor_is_told_so(intake: Recorder) -> None:
@@ -355,12 +400,63 @@ def test_what_a_dead_actor_sent_stays_valid_and_its_leftovers_are_flushed_behind
     assert intake.heard_by("three", Welcome)[0].slot == 0
     intake.hear_experience(chunk(3, 0), 33.0)
     experiences = [intake.receive({0}, 0.0) for _ in range(3)]
-    assert [(e.incarnation, e.seq) for e in experiences if e] == [(1, 0), (1, 2), (3, 0)]
+    first, second, third = [(e.session, e.seq) for e in experiences if e]
+    assert [first[1], second[1], third[1]] == [0, 2, 0]
+    assert first[0] == second[0] != third[0]
     intake.mark_consumed()
     intake.give_credit(1)
-    assert last_credit(intake, "three") == Credit(1, 3, 1, 1, 1, ROWS)
+    assert last_credit(intake, "three") == Credit(1, 3, 1, 1, 1, 1, ROWS)
     assert intake.accounts()[0].cuts == 1
     assert intake.accounts()[0].consumed == 3 * ROWS
+
+
+def test_a_slot_queues_at_most_two_credits_however_many_actors_come_and_go(intake: Recorder) -> None:
+    lead = TERMS.lead_chunks
+    for incarnation in range(100, 120):
+        intake.hear_goodbye(Goodbye(1, 0, incarnation - 1 if incarnation > 100 else 1, "", ActorStats()), "x", 0.0)
+        intake.hear_hello(hello(incarnation), "x", 0.0)
+        for seq in range(lead):
+            intake.hear_experience(chunk(incarnation, seq), 0.0)
+        assert intake.accounts()[0].queued <= 2 * lead * ROWS
+    account = intake.accounts()[0]
+    assert account.refused == {"superseded": 18 * lead * ROWS}
+    assert intake.slots()[0].refused == {}
+    assert [seq for _, seq in taken(intake)] == [*range(lead)] * 2
+    intake.mark_consumed()
+    assert intake.accounts()[0].consumed == 2 * lead * ROWS
+
+
+def test_two_stays_of_one_incarnation_in_one_slot_are_two_sessions(intake: Recorder) -> None:
+    intake.hear_experience(chunk(1, 0), 0.0)
+    intake.hear_heartbeat(beat(2, 0, slot=1), "two", 31.0)
+    intake.tick(31.0)
+    intake.hear_hello(hello(3), "three", 31.0)
+    intake.hear_goodbye(Goodbye(1, 0, 3, "", ActorStats()), "three", 31.0)
+    intake.hear_hello(hello(1), "one", 32.0)
+    assert [welcome.slot for welcome in intake.heard_by("one", Welcome)] == [0, 0]
+    intake.hear_experience(chunk(1, 0), 32.0)
+    intake.hear_experience(chunk(1, 1), 32.0)
+    intake.hear_experience(chunk(2, 0, slot=1), 32.0)
+    experiences = [intake.receive({slot}, 0.0) for slot in (0, 0, 0, 1)]
+    sessions = [experience.session for experience in experiences if experience]
+    assert sessions[1] == sessions[2]
+    assert len(set(sessions)) == 3
+    intake.open(replace(TERMS, epoch=2))
+    intake.hear_hello(hello(1), "one", 33.0)
+    intake.hear_experience(chunk(1, 0, epoch=2, versions=np.zeros(T, np.int64)), 33.0)
+    assert intake.receive(None, 0.0) is None  # no policy of this epoch was published yet
+    intake.publish(PolicyBroadcast(0, b"weights"))
+    intake.hear_experience(chunk(1, 1, epoch=2), 33.0)
+    later = intake.receive(None, 0.0)
+    assert later is not None
+    assert later.session not in sessions
+
+
+def test_an_actor_has_its_slot_again_in_the_next_epoch(intake: Recorder) -> None:
+    intake.open(replace(TERMS, epoch=2))
+    intake.hear_hello(hello(2, held_slot=1), "two", 1.0)
+    intake.hear_hello(hello(1, held_slot=0), "one", 1.0)
+    assert [intake.heard_by(sender, Welcome)[-1].slot for sender in ("one", "two")] == [0, 1]
 
 
 def test_a_silent_actor_that_comes_back_goes_on_where_it_was(intake: Recorder) -> None:
@@ -427,11 +523,29 @@ def test_shutdown_tells_everyone_and_waits_no_longer_than_it_may(intake: Recorde
     assert intake.state().state == "running"
     intake.shutdown("done")
     assert intake.heard_by("one", Shutdown) == intake.heard_by("two", Shutdown) == [Shutdown("done")]
+    assert intake.heard_by("all", Shutdown) == [Shutdown("done")]
     assert intake.state().state == "finishing"
     intake.hear_hello(hello(9), "late", 0.0)
     assert intake.heard_by("late", Refuse) == [Refuse("finished", "the run is over: done")]
     intake.hear_heartbeat(beat(1, 0), "one", 1.0)
     assert len(intake.heard_by("one", Shutdown)) == 2
+
+
+def test_shutdown_is_said_again_until_each_said_goodbye(intake: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqrl.transport.intake.SHUTDOWN_INTERVAL", 0.001)
+    intake.transport = replace(intake.transport, shutdown_timeout=100.0)
+    deliver = intake.deliver
+
+    def answer(sender: Sender, message: Message) -> None:
+        deliver(sender, message)
+        slot = {"one": 0, "two": 1}.get(sender)
+        if isinstance(message, Shutdown) and slot is not None and len(intake.heard_by(sender, Shutdown)) == 3:
+            intake.hear_goodbye(Goodbye(1, slot, slot + 1, "", ActorStats()), sender, 1.0)
+
+    monkeypatch.setattr(intake, "deliver", answer)
+    intake.shutdown("done")
+    assert len(intake.heard_by("one", Shutdown)) == len(intake.heard_by("two", Shutdown)) == 3
+    assert len(intake.heard_by("all", Shutdown)) == 3
 
 
 def test_those_who_waited_for_open_hear_that_the_run_is_over() -> None:

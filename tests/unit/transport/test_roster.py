@@ -89,6 +89,22 @@ def test_one_whose_slot_was_taken_gets_another_with_another_seed() -> None:
     assert again.seed != seed
 
 
+def test_one_that_held_a_slot_has_it_again_in_a_new_epoch_if_it_is_free() -> None:
+    roster = Roster(3, "columns", 0, 2, 30.0)
+    held = [replace(hello(incarnation), held_slot=slot) for incarnation, slot in ((11, 2), (22, 1), (33, 2), (44, 0))]
+    taken = [roster.join(each, 0.0) for each in held]
+    assert [slot.number for slot in taken if isinstance(slot, Slot)] == [2, 1, 0]
+    assert isinstance(taken[-1], Refuse)
+    assert [slot.number for slot in roster] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("held_slot", [-1, 2, 4000, 2**62])
+def test_a_slot_that_cannot_be_is_not_given_back(held_slot: int) -> None:
+    slot = Roster(2, "columns", 0, 2, 30.0).join(replace(hello(11), held_slot=held_slot), 0.0)
+    assert isinstance(slot, Slot)
+    assert slot.number == 0
+
+
 def test_seeds_depend_on_run_slot_and_turn_and_fit_63_bits() -> None:
     seeds = {actor_seed(*key) for key in itertools.product(range(4), repeat=4)}
     assert len(seeds) == 4**4

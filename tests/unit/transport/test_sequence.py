@@ -132,7 +132,7 @@ def test_an_hour_on_a_lossy_link_loses_nothing_that_is_sent_again(seed: int) -> 
     while now < HOUR / 10 or receive.next_seq < send.next_seq:
         now += 1.0
         if now < HOUR / 10:
-            wire.append((now + dice.random() * 3, send.add([], 1, 1).seq))
+            wire.append((now + dice.random() * 3, send.add([b"x"], 1).seq))
         receive.announce(send.next_seq, now)
         for first, last in receive.ask(now, 1.0):
             wire += [(now + dice.random() * 3, chunk.seq) for chunk in send.between(first, last)]
@@ -147,18 +147,31 @@ def test_an_hour_on_a_lossy_link_loses_nothing_that_is_sent_again(seed: int) -> 
         send.release(receive.next_seq)
         assert len(receive.held) <= 8
     assert arrived == list(range(send.next_seq))
-    assert send.bytes_held == 0
+    assert send.first_kept == send.next_seq
 
 
 def test_the_send_window_keeps_until_released_and_knows_its_steps() -> None:
     send = SendWindow()
     for steps in (10, 20, 30):
-        send.add([b"x"], steps, 100)
-    assert (send.next_seq, send.first_kept, send.bytes_held, send.env_steps) == (3, 0, 300, 60)
+        send.add([b"x"], steps)
+    assert (send.next_seq, send.first_kept, send.env_steps) == (3, 0, 60)
     send.release(1)
-    assert (send.first_kept, send.bytes_held) == (1, 200)
+    assert send.first_kept == 1
     assert [chunk.seq for chunk in send.between(0, 99)] == [1, 2]
     assert [send.steps_before(seq) for seq in (1, 2, 3)] == [10, 30, 60]
     send.release(3)
-    assert (send.first_kept, send.bytes_held, send.env_steps) == (3, 0, 60)
+    assert (send.first_kept, send.env_steps) == (3, 60)
     assert list(send.between(0, 3)) == []
+
+
+def test_a_dropped_chunk_is_not_sent_again_and_its_steps_stay_on_the_account() -> None:
+    send = SendWindow()
+    chunks = [send.add([b"x"], steps) for steps in (10, 20, 30)]
+    send.drop(1)
+    send.drop(7)
+    assert [chunk.seq for chunk in send.between(0, 3)] == [0, 2]
+    assert [bool(chunk.frames) for chunk in chunks] == [True, False, True]
+    assert [send.steps_before(seq) for seq in (1, 2, 3)] == [10, 30, 60]
+    send.release(2)
+    send.drop(1)
+    assert (send.first_kept, send.env_steps, [chunk.seq for chunk in send.between(0, 3)]) == (2, 60, [2])
