@@ -35,12 +35,17 @@ class _Seen:
         return slot.cuts > self.cuts
 
 
+IN_VAIN = 3
+"""Chunks in a row that were refused or lost, after which steps are no progress. One may be an accident, and with slow
+environments the next one can take longer than `starvation_timeout`."""
+
+
 class StarvationWatch:
     """Raises StarvationError once no slot that the update still needs made progress for `timeout` seconds.
 
-    Progress of a slot is a chunk accepted; and, unless one was refused or lost since then, a step taken (heartbeats
-    tell), or being inside one env.step for less than `env_step_timeout`: slow is not dead. Before anyone ever joined
-    the limit is `wait_for_actors` (0: none).
+    Progress of a slot is a chunk accepted; and, unless IN_VAIN were refused or lost since then, a step taken
+    (heartbeats tell), or being inside one env.step for less than `env_step_timeout`: slow is not dead. Before anyone
+    ever joined the limit is `wait_for_actors` (0: none).
     """
 
     def __init__(self, timeout: float, env_step_timeout: float, wait_for_actors: float, now: float) -> None:
@@ -82,8 +87,8 @@ class StarvationWatch:
         if accepted:
             seen.refused, seen.cuts = sum(slot.refused.values()), slot.cuts
         inside_step = slot.alive and 0 < slot.in_step_seconds < self._env_step_timeout
-        in_vain = seen.refuses(slot) or seen.misses(slot)
-        return accepted or ((stepped or inside_step) and not in_vain)
+        lost = sum(slot.refused.values()) - seen.refused + slot.cuts - seen.cuts
+        return accepted or ((stepped or inside_step) and lost < IN_VAIN)
 
     def _reasons(self, slots: Sequence[SlotStatus], needed: Collection[int] | None) -> list[str]:
         known = {slot.agent_id: slot for slot in slots}

@@ -143,5 +143,7 @@ def test_a_run_to_which_no_experience_gets_through_ends_and_names_the_port(
     bus: Any = make_bus("tcp", SHORT_CHUNKS)
     lose(bus, lambda number: True, monkeypatch)
     port = bus.experience_port
-    with pytest.raises(StarvationError, match=rf"its experience does not arrive: can it reach the experience port {port}"):
+    with pytest.raises(
+        StarvationError, match=rf"its experience does not arrive: can it reach the experience port {port}"
+    ):
         run_training(bus, lockstep(starvation_timeout=1.0), cartpole)

@@ -124,13 +124,21 @@ def test_steps_whose_experience_is_lost_are_no_progress(loss: str, doing: str) -
     watcher = watch()
     slot = replace(QUIET, accepted_chunks=1)
     watcher.check([slot], None, now=0.0)
-    for now in range(1, 61):
+    for now in range(1, 63):
         lost = {"refused": {"nonfinite": now}} if loss == "refused" else {"cuts": now}
         steps = {"steps_taken": now} if doing == "steps" else {"in_step_seconds": 0.5}
         watcher.check([replace(slot, **lost, **steps)], None, now=float(now))
-    with pytest.raises(StarvationError, match=r"refused: nonfinite \(61\)" if loss == "refused" else "not arrive"):
-        lost = {"refused": {"nonfinite": 61}} if loss == "refused" else {"cuts": 61}
-        watcher.check([replace(slot, steps_taken=61, **lost)], None, now=61.0)
+    with pytest.raises(StarvationError, match=r"refused: nonfinite \(63\)" if loss == "refused" else "not arrive"):
+        lost = {"refused": {"nonfinite": 63}} if loss == "refused" else {"cuts": 63}
+        watcher.check([replace(slot, steps_taken=63, **lost)], None, now=63.0)
+
+
+@pytest.mark.parametrize("lost", [{"refused": {"nonfinite": 2}}, {"cuts": 2}], ids=["refused", "cut"])
+def test_one_or_two_losses_of_a_slow_actor_are_an_accident(lost: dict[str, object]) -> None:
+    """Its next chunk may take far longer than the time after which silence is an error."""
+    watcher = watch()
+    for now in range(0, 1000, 50):
+        watcher.check([replace(QUIET, steps_taken=now, **lost)], None, now=float(now))
 
 
 def test_after_an_accepted_chunk_steps_are_progress_again_and_old_refusals_are_no_reason() -> None:

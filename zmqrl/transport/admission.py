@@ -1,4 +1,4 @@
-"""Who may join a learner: Hellos wait until there are terms, and are judged by them. No lock, no socket and no clock."""
+"""Who may join a learner: Hellos wait until there are terms, and are judged by them. No lock, no socket, no clock."""
 
 from __future__ import annotations
 

@@ -52,17 +52,22 @@ class ActorBus(AbstractContextManager["ActorBus"], Protocol):
 
     def send(self, experience: Experience) -> None:
         """Hand over a full chunk; the bus owns its arrays from here on. Never blocks: the throttle bounds what is
-        under way, and the bus keeps each chunk until it is consumed. Raises NoLearner once the learner is lost.
+        under way, and the bus keeps each chunk until it is done with. Raises NoLearner once the learner is lost, and
+        Refused if it came back and has no place for this actor; but neither once Shutdown was heard.
         """
 
     def take_policy(self) -> PolicyBroadcast | None:
         """The newest policy, if it is newer than the one taken before."""
 
     def wait(self, timeout: float) -> None:
-        """Return when a policy, credit, Shutdown or new session came since the last call, or after `timeout` s."""
+        """Return when a policy, credit, Shutdown or new session came since the last call, or after `timeout` s.
+        Raises as `send` does.
+        """
 
     def settle(self, timeout: float) -> Settlement:
-        """Wait until everything sent has been received, at most `timeout` seconds, and give the account."""
+        """Wait until everything sent has been received, at most `timeout` seconds, and give the account. It does not
+        wait for a learner that is gone.
+        """
 
     def goodbye(self, stats: ActorStats, reason: str = "") -> None:
         """Leave for good; returns when the learner heard it, or after a second or two."""
@@ -135,7 +140,9 @@ class LearnerBus(AbstractContextManager["LearnerBus"], Protocol):
         """Control messages of admins that came since the last call."""
 
     def post(self, message: ControlMessage) -> None:
-        """A control message of this process itself (a signal handler's Shutdown); safe from any thread."""
+        """A control message of this process itself; from any thread, and from a signal handler that interrupts the
+        loop at any moment, also while it takes commands.
+        """
 
     def answer(self, request: int, ok: bool, text: str) -> None:
         """Tell the admin what became of its command."""

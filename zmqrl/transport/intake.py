@@ -48,8 +48,8 @@ from zmqrl.session import (
 from zmqrl.spaces import SpaceSpec, sampled
 from zmqrl.transport.admission import Admission, Arrival, Sender
 from zmqrl.transport.commands import CommandQueue
-from zmqrl.transport.quietlog import QuietLog
 from zmqrl.transport.line import Line, Session
+from zmqrl.transport.quietlog import QuietLog
 from zmqrl.transport.roster import Slot
 from zmqrl.transport.stock import Answers, Stock, Verdict
 

@@ -147,9 +147,7 @@ class Roster:
     def expire(self, now: float) -> list[Slot]:
         """Free the slots of those that were silent for a lease, or since their link ended, and return them."""
         expired = [
-            slot
-            for slot in self
-            if slot.alive and (now - slot.last_heard > self.lease or now > slot.doubted_until)
+            slot for slot in self if slot.alive and (now - slot.last_heard > self.lease or now > slot.doubted_until)
         ]
         for slot in expired:
             slot.alive = False
