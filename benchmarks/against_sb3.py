@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200_000, help="env steps of each run for steps/s")
     args = parser.parse_args()
     rates: dict[str, list[float]] = {"zmqrl": [], "sb3": []}
-    reached: dict[str, list[dict[str, float]]] = {"zmqrl": [], "sb3": []}
+    reached: dict[str, list[dict[str, Any]]] = {"zmqrl": [], "sb3": []}
     for seed in range(1, args.repeats + 1):
         rates["zmqrl"].append(zmqrl_rate(args.steps, seed))
         rates["sb3"].append(sb3(args.sb3_python, "rate", seed, args.steps)["steps_per_s"])
@@ -71,7 +71,7 @@ def zmqrl_rate(steps: int, seed: int) -> float:
     return float(done / seconds)
 
 
-def zmqrl_to_goal(seed: int) -> dict[str, float]:
+def zmqrl_to_goal(seed: int) -> dict[str, float | None]:
     flags = ["--num-actors", "2", "--stop-at-return", str(GOAL), "--seed", str(seed)]
     with trained("--env", "CartPole-v1", *flags) as folder:
         reached = report_of(folder)["reached"]
