@@ -11,13 +11,13 @@ from zmqrl import (
     PolicyConfig,
     PPOConfig,
     PPOTrainer,
+    UpdateRecord,
     bind_learner,
     learner_loop,
     make_policy,
+    read_spaces,
     spawn_actor,
 )
-from zmqrl.envs import read_spaces
-from zmqrl.progress import UpdateRecord
 
 GOAL = 300.0
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
         RunConfig,
         TransportConfig,
     )
-    from zmqrl.envs import make_envs
+    from zmqrl.envs import make_envs, read_spaces
     from zmqrl.errors import ZmqrlError
     from zmqrl.evaluation import evaluate_policy
     from zmqrl.learner import learner_loop
     from zmqrl.messages import ControlMessage, Experience, PolicyBroadcast
     from zmqrl.policies import Policy, make_policy
     from zmqrl.ppo import PPOTrainer
-    from zmqrl.progress import LearnerReport
+    from zmqrl.progress import LearnerReport, UpdateRecord
     from zmqrl.rollout import RolloutBuffer
     from zmqrl.runs import RunFolder
     from zmqrl.supervisor import ActorHandle, Supervisor, spawn_actor
@@ -56,6 +56,7 @@ _HOMES = {
     "RunFolder": "runs",
     "Supervisor": "supervisor",
     "TransportConfig": "config",
+    "UpdateRecord": "progress",
     "ZmqrlError": "errors",
     "actor_loop": "actor",
     "bind_learner": "transport",
@@ -67,6 +68,7 @@ _HOMES = {
     "make_envs": "envs",
     "make_policy": "policies",
     "memory_buses": "transport",
+    "read_spaces": "envs",
     "spawn_actor": "supervisor",
 }
 
@@ -89,6 +91,7 @@ __all__ = [
     "RunFolder",
     "Supervisor",
     "TransportConfig",
+    "UpdateRecord",
     "ZmqrlError",
     "__version__",
     "actor_loop",
@@ -101,6 +104,7 @@ __all__ = [
     "make_envs",
     "make_policy",
     "memory_buses",
+    "read_spaces",
     "spawn_actor",
 ]
 

@@ -24,11 +24,13 @@ def run_actor(
     make_environments: Callable[[], VectorEnvironment],
     *,
     policy_class: str = "",
+    slot: int = -1,
     leave: threading.Event | None = None,
 ) -> ActorStats:
     """A whole actor: make the environments, join, build the policy that the learner describes, and act.
 
-    `policy_class` (package.module:Class) is named by this host's user; it is never taken from the wire. The
+    `policy_class` (package.module:Class) is named by this host's user; it is never taken from the wire. `slot` is
+    the one it would like to have. The
     environments come first, since their spaces are part of the Hello, and since worker processes are best
     started before any ZeroMQ thread. Raises Refused, NoLearner, EnvironmentFault or what an environment raises.
     """
@@ -43,6 +45,7 @@ def run_actor(
             num_envs=envs.num_envs,
             observation_space=envs.observation_space,
             action_space=envs.action_space,
+            held_slot=slot,
         )
         with connect(hello) as bus:
             terms = bus.welcome.terms

@@ -108,6 +108,11 @@ class LearnerReport:
         self.policy_lag.update(dict(zip(values.tolist(), steps.tolist(), strict=True)))
 
 
+def shown_return(mean: float) -> str:
+    """A mean return for people: one decimal, and more where it is small."""
+    return f"{mean:.1f}" if abs(mean) >= 10 else f"{mean:.3g}"
+
+
 def _mean(values: list[float] | list[int]) -> float | None:
     return float(np.mean(values)) if values else None
 

@@ -166,6 +166,10 @@ class Child:
         output = self.log.read_bytes()[self.log_began :].decode(errors="replace")
         return "\n".join(output.splitlines()[-count:])
 
+    def last_line(self) -> str:
+        """Of `last_lines`, where the error itself is."""
+        return self.last_lines().rpartition("\n")[2]
+
 
 class Supervisor:
     """Owns the processes of a run; leaving the `with` block ends all of them, in bounded time."""

@@ -15,6 +15,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").glob("*.md")),
+    *sorted((ROOT / "launch").rglob("*.md")),
 ]
 
 

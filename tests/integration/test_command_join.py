@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from commands import CARTPOLE, FOREVER, SMALL, Commands, Running, assert_balanced, report_of, until, updates_of
 
+from zmqrl.cli.process import AT_ONCE
+
 PROBES = "zmqrl.envs.probes"
 LEARNER = ("learner", "--run-dir", "run")
 JOIN = ("actor", "--join", "run/join")
@@ -105,6 +107,8 @@ def test_an_actor_that_hangs_in_env_step_starves_the_run(commands: Commands) -> 
     assert list((run / "checkpoints").iterdir())
     actor.process.send_signal(signal.SIGTERM)
     actor.prints("SIGTERM: leaving after this step")
+    asked = time.monotonic()
+    until(lambda: time.monotonic() - asked > AT_ONCE, "the next to count as another")
     actor.process.send_signal(signal.SIGINT)
     actor.ends(130, timeout=2.0)
 

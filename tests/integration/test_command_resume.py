@@ -72,9 +72,9 @@ def test_nothing_left_to_do(commands: Commands, finished_run: FinishedRun) -> No
     shutil.copytree(finished_run.path, commands.folder / "run")
     before = (commands.folder / "run" / "report.json").read_bytes()
     done = commands.run("train", "--resume", "run")
-    assert done.stdout.startswith("nothing left to do: its mean return reached 15;")
+    assert done.stdout.startswith("nothing left to do: the run's mean return has reached 15;")
     done = commands.run("learner", "--resume=run", "--total-env-steps", 64)
-    assert done.stdout.startswith("nothing left to do: all its ")
+    assert done.stdout.startswith("nothing left to do: the run has consumed ")
     assert (commands.folder / "run" / "report.json").read_bytes() == before
 
 
@@ -157,3 +157,38 @@ def test_no_checkpoint_is_whole(commands: Commands, finished_run: FinishedRun, h
     newest = sorted(path.name for path in (commands.folder / "run" / "checkpoints").glob("update-*"))[-1]
     assert f"checkpoint run/checkpoints/{newest} is damaged, or no checkpoint" in done.stderr
     assert done.stderr.splitlines()[-1] == "zmqrl learner: error: run/checkpoints holds no whole checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("--env", "Acrobot-v1"), "has env = 'CartPole-v1', not 'Acrobot-v1'"),
+        (("--hidden-sizes", "8"), "has hidden_sizes = [64, 64], not [8]"),
+        (("--num-envs", "4"), "has num_envs = 2, not 4"),
+    ],
+    ids=["environment", "network", "rollout"],
+)
+def test_a_run_goes_on_only_as_what_it_is(
+    commands: Commands, finished_run: FinishedRun, change: tuple[str, ...], sentence: str
+) -> None:
+    """And one that was refused is as it was: its configuration too."""
+    run = commands.folder / "run"
+    shutil.copytree(finished_run.path, run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = commands.run("train", "--resume", "run", *change, "--total-env-steps", "1000000", code=2)
+    assert sentence in done.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_has_nothing_left_keeps_its_configuration(commands: Commands, finished_run: FinishedRun) -> None:
+    run = commands.folder / "run"
+    shutil.copytree(finished_run.path, run)
+    before = (run / "config.json").read_bytes()
+    done = commands.run("train", "--resume", "run", "--learning-rate", "0.5")
+    assert "nothing left to do" in done.stdout
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_folder_that_is_no_run_is_said_before_anything_else(commands: Commands) -> None:
+    done = commands.run("train", "--resume", "nowhere", code=2)
+    assert "nowhere is not the folder of a run" in done.stderr

@@ -28,6 +28,7 @@ from commands import (
 )
 from conftest import FinishedRun
 
+from zmqrl.cli.process import AT_ONCE
 from zmqrl.runs.report import REPORT_KEYS
 
 PROBES = "zmqrl.envs.probes"
@@ -110,7 +111,7 @@ def test_in_a_terminal_there_is_one_live_line(tmp_path: Path) -> None:
     lines = output.decode().split("\r\n")  # a terminal's ends of lines; a carriage return alone is the live line's
     (live,) = [line for line in lines if "\r" in line]
     assert live.count("\rupdate ") == 20 and "\rupdate 1/20 " in live and "\rupdate 20/20 " in live
-    assert lines[-2].startswith("all env steps consumed; run folder runs/")
+    assert re.match(r"all env steps consumed; mean return \d+\.\d over the last \d+ episodes; run folder runs/", lines[-2])
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "".join(lines))
 
 
@@ -156,7 +157,10 @@ def test_ctrl_c_in_the_first_rollout(commands: Commands) -> None:
     report = report_of(run)
     assert report["updates_completed"] == 0
     assert_balanced(report)
-    assert launcher.stdout.splitlines()[-1] == f"SIGINT received; run folder runs/{run.name}"
+    assert launcher.stdout.splitlines()[-1] == (
+        f"SIGINT received; saved at update 0, --resume runs/{run.name} goes on from there"
+    )
+    assert "SIGINT: ending the run in order; once more ends it at once" in launcher.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -185,12 +189,14 @@ def test_the_second_ctrl_c_ends_everything_at_once(commands: Commands) -> None:
     until(lambda: log.exists() and "joined" in log.read_text(), "the actor to join")
     family = launcher.family()
     launcher.process.send_signal(signal.SIGINT)
-    until(lambda: psutil.Process(launcher.process.pid).status() == psutil.STATUS_SLEEPING, "it to see the first")
+    sent = time.monotonic()
+    until(lambda: time.monotonic() - sent > 3 * AT_ONCE, "the next to count as another")
     launcher.process.send_signal(signal.SIGINT)
     began = time.monotonic()
     launcher.ends(130)
     assert time.monotonic() - began < 2.0
     assert_gone(family, 1.0)
+    assert launcher.stderr.count("ended at once; what was not saved is lost\n") == 1
 
 
 # --- kill -9 -------------------------------------------------------------------------------------------
@@ -237,6 +243,15 @@ def test_the_traceback_of_an_environment_comes_first(commands: Commands) -> None
     report = report_of(commands.run_folder())
     assert report["updates_completed"] == 20
     assert_balanced(report, actors=False)
+
+
+def test_a_run_that_cannot_go_on_says_which_actor_and_why(commands: Commands) -> None:
+    """Its learner is ended by the launcher, and the report does not call that the reason."""
+    fails = ("--env", f"{PROBES}:Fail-v0", "--env-kwargs", "at=5", *SMALL, "--num-actors", 1, *FOREVER)
+    done = commands.run("train", *fails, code=1)
+    reason = report_of(commands.run_folder())["stopped_because"]
+    assert reason.startswith("the run cannot go on without actor-0, which ended with exit code 1: ")
+    assert done.stderr.splitlines()[-1] == f"zmqrl train: {reason}"
 
 
 # --- errors of the learner -----------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from commands import CARTPOLE, SMALL, Commands, Running
+from commands import CARTPOLE, SMALL, SOURCES, TIMEOUT, Commands, Running, report_of
 
 
 def sentence_of(done: Running, verb: str) -> str:
@@ -74,11 +77,16 @@ NO_JOIN = [
     (("--join", "nowhere/join"), "the join file nowhere/join cannot be read: No such file or directory"),
     (("--join", "empty.given"), "the join file empty.given is empty"),
     (("--join", "words.given"), "this is no join string"),
+    (("--join", "127.0.0.1:5555"), "did you mean tcp://127.0.0.1:5555?"),
+    (
+        ("--join", "tcp://no-such-host.invalid:5555", *HERE, "--num-envs", 1),
+        "tcp://no-such-host.invalid:5555: the host name 'no-such-host.invalid' is not known here",
+    ),
     ((), "no learner named: give its join file with --join, or set $ZMQRL_JOIN"),
 ]
 
 
-@pytest.mark.parametrize(("words", "sentence"), NO_JOIN, ids=["absent", "empty", "words", "none"])
+@pytest.mark.parametrize(("words", "sentence"), NO_JOIN, ids=["absent", "empty", "words", "scheme", "host", "none"])
 def test_what_is_no_join_file(commands: Commands, words: tuple[object, ...], sentence: str) -> None:
     (commands.folder / "empty.given").write_text("\n")
     (commands.folder / "words.given").write_text("come in\n")
@@ -108,3 +116,38 @@ def test_an_unknown_environment_is_said_quickly(commands: Commands) -> None:
     began = time.monotonic()
     commands.run("train", "--env", "CartPole-v2", code=2)
     assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("--version",), ("learner", "--help"), ("eval", "--help")], ids=" ".join
+)
+def test_help_is_quiet_when_nobody_reads_it(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert _help(words, writing) == (1, "")
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert _help(words, full) == (1, "zmqrl: error: cannot write: No space left on device\n")
+
+
+def _help(words: tuple[str, ...], stdout: int) -> tuple[int, str]:
+    """(exit code, standard error)."""
+    line = [sys.executable, "-m", "zmqrl", *words]
+    variables = {**os.environ, "PYTHONPATH": SOURCES}
+    done = subprocess.run(line, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, env=variables)
+    os.close(stdout)
+    return done.returncode, done.stderr
+
+
+def test_a_run_goes_on_when_nobody_reads_it_any_more(commands: Commands) -> None:
+    words = ("train", *CARTPOLE, "--num-actors", "1", "--total-env-steps", "2000", "--log-interval", "0.01")
+    line = [sys.executable, "-m", "zmqrl", *words, "--run-dir", "run"]
+    variables = {**os.environ, "PYTHONPATH": SOURCES}
+    with subprocess.Popen(
+        line, cwd=commands.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables
+    ) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.readline().startswith(b"learner at ")
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0 and b"Traceback" not in errors, errors
+    assert report_of(commands.folder / "run")["env_steps_consumed"] >= 1900

@@ -7,12 +7,13 @@ of verbs has to come at once.
 from __future__ import annotations
 
 import difflib
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from zmqrl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ZmqrlError
+from zmqrl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ZmqrlError
 
 
 class Verb(NamedTuple):
@@ -33,7 +34,31 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code (see `zmqrl.errors`)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    name = arguments[0] if arguments else ""
+    try:
+        try:
+            return _run(arguments[0] if arguments else "", arguments)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()  # while it can still be said that it fails
+    except BrokenPipeError:  # whoever read has seen enough
+        _silence_output()
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _silence_output()
+        place = f" {error.filename}" if error.filename else ""
+        print(f"zmqrl: error: cannot write{place}: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _silence_output() -> None:
+    from zmqrl.runs.output import silence
+
+    silence(sys.stdout)
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
     if name in ("--help", "-h", "help"):
         print(overview())
         return EXIT_OK

@@ -19,7 +19,7 @@ from zmqrl.errors import EXIT_OK, Refused, UsageError
 from zmqrl.session import Hello
 from zmqrl.supervisor import stats_as_json
 from zmqrl.transport import connect_actor
-from zmqrl.transport.endpoints import JoinString, read_join
+from zmqrl.transport.endpoints import JoinString, read_join, require_known_host
 
 if TYPE_CHECKING:
     from zmqrl.transport.bus import ActorBus
@@ -34,7 +34,9 @@ class ActorOptions:
     num_envs: int = 0
     """Environments of this actor: as many as the learner was told. 0: as the join string says."""
     policy: str = ""
-    """The learner's --policy, if it has one of its own: package.module:Class, imported here."""
+    """The learner's --policy, if it has one of its own: package.module:Class, imported here (see docs/guide.md)."""
+    slot: int = -1
+    """The slot it would like to have, and gets if it is free. -1: any."""
     json: bool = False
     """End with what this actor did as one line of JSON."""
 
@@ -71,6 +73,7 @@ def _act(options: Options, join: JoinString, signals: Signals) -> ActorStats:
     num_envs = own.num_envs or join.num_envs
     if num_envs < 1:
         raise UsageError("--num-envs is missing: as many environments as the learner was told (its --num-envs)")
+    require_known_host(join.address)
 
     import torch
 
@@ -92,7 +95,7 @@ def _act(options: Options, join: JoinString, signals: Signals) -> ActorStats:
         _say(f"joined {join.address} as actor {bus.welcome.slot}: {num_envs} x {config.env}")
         return bus
 
-    return run_actor(connect, lambda: make_envs(config, num_envs), policy_class=own.policy, leave=leave)
+    return run_actor(connect, lambda: make_envs(config, num_envs), policy_class=own.policy, slot=own.slot, leave=leave)
 
 
 def _leave_in_time(bus: ActorBus) -> None:

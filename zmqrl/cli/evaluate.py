@@ -26,7 +26,11 @@ MAX_ENVS = 16
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """The evaluation."""
+    """The evaluation.
+
+    It prints one JSON object: checkpoint, update, env, episodes, mean_return, std_return, standard_error,
+    confidence_interval (95 %), min_return, max_return, mean_length, deterministic and seed.
+    """
 
     run: str = ""
     """Run folder (its newest checkpoint), or a checkpoint file."""

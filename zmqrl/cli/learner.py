@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +19,7 @@ from zmqrl.cli.process import Signals, begin_process
 from zmqrl.config import AsyncActorLearnerConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TransportConfig
 from zmqrl.errors import EXIT_OK, DecodeError, UsageError
 from zmqrl.messages import Shutdown
+from zmqrl.progress import RECENT_EPISODES, LearnerReport, shown_return
 from zmqrl.runs.folder import RunFolder
 from zmqrl.spaces import SpaceSpec, from_plain, to_plain
 from zmqrl.supervisor import seconds_since_started
@@ -43,6 +46,14 @@ class RunOptions:
     """Continue the run in this folder. auto: the one in --run-dir if it has a checkpoint, else begin there."""
     spaces: str = "env"
     """Where the spaces come from: env (it is made here once), first-actor, or a JSON file."""
+
+
+KEPT_BY_A_RUN = {
+    "EnvConfig": ("env",),
+    "AsyncActorLearnerConfig": ("num_actors", "num_envs", "num_steps"),
+    "PolicyConfig": tuple(field.name for field in fields(PolicyConfig)),
+}
+"""What a checkpoint is made for. Updates are counted in rollouts of one size; the rest may change when it goes on."""
 
 
 class Saved(NamedTuple):
@@ -81,12 +92,15 @@ def _with_resumed_config(argv: Sequence[str]) -> list[str]:
     """The same words, and `--config` of the run that they resume unless they name one."""
     words = list(argv)
     given = {name: _value_of(name, words) for name in ("--resume", "--run-dir", "--config")}
-    run_dir = given["--run-dir"] if given["--resume"] == "auto" else given["--resume"]
-    if run_dir and not given["--config"]:
-        config = RunFolder(Path(run_dir)).config_file
-        if config.is_file():
-            return ["--config", str(config), *words]
-    return words
+    if given["--resume"] == "auto":
+        folder = RunFolder(Path(given["--run-dir"]))
+    elif given["--resume"] and given["--run-dir"] in ("", given["--resume"]):
+        folder = RunFolder.open(given["--resume"])
+    else:
+        return words
+    if given["--config"] or not folder.config_file.is_file():
+        return words
+    return ["--config", str(folder.config_file), *words]
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str:
@@ -134,16 +148,17 @@ class _Learner:
         """Bind before anything heavy is imported, so that actors need not wait to say Hello."""
         run, env = self.options[RunOptions], self.options[EnvConfig]
         saved = self.read_checkpoint() if run.resume else None
-        if saved is not None and (done := self.nothing_left(saved)):
-            print(f"{done}; run folder {self.folder.path}", flush=True)
-            return EXIT_OK
+        if saved is not None:
+            self.check_unchanged(saved)
+            if done := self.nothing_left(saved):
+                print(f"{done}; run folder {self.folder.path}", flush=True)
+                return EXIT_OK
         identity = {"run_id": saved.facts["run_id"], "epoch": saved.facts["epoch"] + 1} if saved else {}
         with bind_learner(
             run.bind, self.options[TransportConfig], env=env.env, insecure=run.insecure, **identity
         ) as bus:
-            self.signals.ask = lambda number: bus.post(Shutdown(f"{number.name} received"))
+            self.signals.ask = partial(_end_in_order, bus)
             join = str(replace(parse_join(bus.join_string), num_envs=self.config.num_envs))
-            self.folder.write_config(resolved_config(self.options))
             self.folder.write_join(join)
             if run.insecure:
                 _warn(f"{run.bind} is open to everyone who can reach it: nothing is authenticated")
@@ -166,16 +181,31 @@ class _Learner:
 
         A goal that was reached ends the run for good, unless more env steps are asked for than then.
         """
-        updates = saved.facts["trainer"]["counters"]["updates"]
-        goal, reached = self.run_config.stop_at_return, [entry["return"] for entry in saved.facts["run"]["reached"]]
-        steps_then = saved.facts["config"]["AsyncActorLearnerConfig"]["total_env_steps"]
-        if updates >= self.config.total_updates:
-            done = f"all its {updates} updates are made"
-        elif goal in reached and self.config.total_env_steps <= steps_then:
-            done = f"its mean return reached {goal:g}"
-        else:
-            return ""
-        return f"nothing left to do: {done}; a larger --total-env-steps continues the run"
+        counters, run = saved.facts["trainer"]["counters"], saved.facts["run"]
+        goal, asked = self.run_config.stop_at_return, self.config.total_env_steps
+        asked_then = saved.facts["config"]["AsyncActorLearnerConfig"]["total_env_steps"]
+        if counters["updates"] >= self.config.total_updates:
+            return (
+                f"nothing left to do: the run has consumed {counters['env_steps']:,} env steps, and total_env_steps "
+                f"is {asked:,}; a larger --total-env-steps continues it"
+            )
+        if goal in [entry["return"] for entry in run["reached"]] and asked <= asked_then:
+            return (
+                f"nothing left to do: the run's mean return has reached {goal:g}; --stop-at-return none, a higher "
+                f"one, or --total-env-steps above {asked_then:,} continues it"
+            )
+        return ""
+
+    def check_unchanged(self, saved: Saved) -> None:
+        """UsageError if another environment, network or shape of the rollout is asked for than the run has."""
+        before, now = saved.facts["config"], resolved_config(self.options)
+        for kind, names in KEPT_BY_A_RUN.items():
+            for name in names:
+                if before[kind][name] != now[kind][name]:
+                    raise UsageError(
+                        f"the run in {self.folder.path} has {name} = {before[kind][name]!r}, not {now[kind][name]!r}; "
+                        "it can only go on with what it has, so begin a new run for another"
+                    )
 
     def train(self, bus: LearnerBus, join: str, saved: Saved | None) -> int:
         """What is wrong with the environment, the device or a size ends the run before it begins."""
@@ -184,11 +214,11 @@ class _Learner:
         import torch
 
         from zmqrl.learner import learner_loop
-        from zmqrl.progress import LearnerReport
 
         bus.chunk_steps(self.config.num_steps, self.config.num_envs, *spaces)  # an impossible one is an error now
         torch.set_num_threads(self.run_config.learner_threads)
         trainer = self.trainer(*spaces, saved)
+        self.folder.write_config(resolved_config(self.options))
         print(f"learner at {join}, fill = {self.config.fill}, run folder {self.folder.path}", flush=True)
         report = LearnerReport()
         with self.recorder(bus, trainer, saved) as recorder:
@@ -196,8 +226,18 @@ class _Learner:
                 learner_loop(self.config, trainer, bus, on_update=recorder, report=report)
             finally:
                 recorder.finish(report)
-        print(f"{report.stopped_because}; run folder {self.folder.path}", flush=True)
+        print(self.last_words(report), flush=True)
         return self.signals.exit_code
+
+    def last_words(self, report: LearnerReport) -> str:
+        """The line that a run ends with."""
+        words = report.stopped_because
+        mean, episodes = report.mean_recent_episode_reward(RECENT_EPISODES), len(report.recent_returns)
+        if mean is not None and "mean return" not in words:
+            words += f"; mean return {shown_return(mean)} over the last {min(episodes, RECENT_EPISODES)} episodes"
+        if not self.signals.first:
+            return f"{words}; run folder {self.folder.path}"
+        return f"{words}; saved at update {report.updates_completed}, --resume {self.folder.path} goes on from there"
 
     def spaces(self, bus: LearnerBus, join: str, saved: Saved | None) -> tuple[SpaceSpec, SpaceSpec]:
         """(observation space, action space): of the checkpoint, a file, the first actor, or the environment."""
@@ -261,6 +301,11 @@ class _Learner:
         return RunRecorder.begin(
             self.folder, self.run_config, self.config, trainer, bus, facts, seconds_since_started, before
         )
+
+
+def _end_in_order(bus: LearnerBus, number: signal.Signals) -> None:
+    print(f"\n{number.name}: ending the run in order; once more ends it at once", file=sys.stderr, flush=True)
+    bus.post(Shutdown(f"{number.name} received"))
 
 
 def _spaces_in_file(name: str) -> tuple[SpaceSpec, SpaceSpec]:

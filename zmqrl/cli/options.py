@@ -445,7 +445,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "Generated from `zmqrl/config.py` and `zmqrl/presets.py` by `make docs`; do not edit.",
+        "Generated from `zmqrl/config.py`, `zmqrl/presets.py` and `zmqrl/cli/` by `make docs`; do not edit.",
         "",
         "A value comes from the first of these that has it: the flag, `--config FILE`, the preset of the environment,",
         "the default below. FILE is JSON: names of fields with their values, or a run's own `config.json`.",
@@ -455,13 +455,9 @@ def configuration_page() -> str:
         "",
     ]
     for kind in CONFIG_CLASSES:
-        hints, defaults, documentation = get_type_hints(kind), _defaults(kind), field_documentation(kind)
-        lines += [f"## {kind.__name__}", "", inspect.getdoc(kind) or "", ""]
-        lines += ["| flag | default | meaning |", "| --- | --- | --- |"]
-        for name in _names(kind):
-            usage = _usage(name, hints[name]).replace("|", "\\|")
-            lines.append(f"| `{usage}` | {_shown(defaults[name])} | {documentation[name]} |")
-        lines.append("")
+        lines += [f"## {kind.__name__}", "", *_section(kind)]
+    for verbs, kind in verb_options().items():
+        lines += [f"## Of {verbs} alone", "", *_section(kind)]
     lines += [
         "## Presets",
         "",
@@ -474,6 +470,26 @@ def configuration_page() -> str:
     lines += ["", "## Options that would do nothing", ""]
     lines += [f"- `{_flag(inert.field)}`: {inert.sentence}." for inert in INERT]
     return "\n".join(lines)
+
+
+def verb_options() -> dict[str, type]:
+    """The options that only some verbs have, and that are no part of a run's configuration."""
+    from zmqrl.cli.actor import ActorOptions
+    from zmqrl.cli.evaluate import EvalOptions
+    from zmqrl.cli.learner import RunOptions
+
+    verbs = "`zmqrl train` and `zmqrl learner`"
+    return {verbs: RunOptions, "`zmqrl actor`": ActorOptions, "`zmqrl eval`": EvalOptions}
+
+
+def _section(kind: type) -> list[str]:
+    """The documentation of one class, and a table of its fields."""
+    hints, defaults, documentation = get_type_hints(kind), _defaults(kind), field_documentation(kind)
+    lines = [inspect.getdoc(kind) or "", "", "| flag | default | meaning |", "| --- | --- | --- |"]
+    for name in _names(kind):
+        usage = "RUN" if name == "run" else _usage(name, hints[name]).replace("|", "\\|")
+        lines.append(f"| `{usage}` | {_shown(defaults[name])} | {documentation[name]} |")
+    return [*lines, ""]
 
 
 def _first_line(kind: type) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
@@ -25,6 +26,10 @@ def begin_process() -> None:
     logging.basicConfig(handlers=[handler])
 
 
+AT_ONCE = 0.2
+"""Seconds within which signals count as one: `timeout -s INT` signals its child, and then the child's group."""
+
+
 class _UtcFormatter(logging.Formatter):
     converter = staticmethod(time.gmtime)
 
@@ -33,13 +38,16 @@ class Signals:
     """SIGINT and SIGTERM: the first asks the process to end in order, the second ends it at once.
 
     `ask` is called with the first one. Until it is set there is nothing to put in order: the signal then raises
-    KeyboardInterrupt or SystemExit. `insist` is called with the exit code at each further one.
+    KeyboardInterrupt or SystemExit. `insist` is called with the exit code at each further one that comes at least
+    AT_ONCE after the first.
     """
 
     def __init__(self) -> None:
         self.ask: Callable[[signal.Signals], None] | None = None
         self.insist: Callable[[int], None] = os._exit
         self.first: signal.Signals | None = None
+        self._first_at = 0.0
+        self._insisted = False
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -49,15 +57,23 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.first:
-            self.insist(SIGNALS[signal.Signals(number)])
+            if time.monotonic() - self._first_at >= AT_ONCE:
+                self._say_once()
+                self.insist(SIGNALS[signal.Signals(number)])
             return
-        self.first = signal.Signals(number)
+        self.first, self._first_at = signal.Signals(number), time.monotonic()
         if self.ask:
             self.ask(self.first)
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             raise SystemExit(EXIT_TERMINATED)
+
+    def _say_once(self) -> None:
+        if not self._insisted:
+            self._insisted = True
+            with suppress(OSError):  # not by print, which the signal may have interrupted
+                os.write(2, b"ended at once; what was not saved is lost\n")
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}

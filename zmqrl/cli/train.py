@@ -14,9 +14,16 @@ from zmqrl.cli.learner import RunOptions, run_folder, run_options
 from zmqrl.cli.options import Options, print_configuration, resolved_config
 from zmqrl.cli.process import SIGNALS, Signals
 from zmqrl.config import AsyncActorLearnerConfig, EnvConfig, PolicyConfig
-from zmqrl.errors import EXIT_FAILED, EXIT_OK, EXIT_TRY_LATER, EXIT_USAGE
+from zmqrl.errors import (
+    EXIT_CONFIGURATION_REFUSED,
+    EXIT_FAILED,
+    EXIT_KEY_REFUSED,
+    EXIT_OK,
+    EXIT_TRY_LATER,
+    EXIT_USAGE,
+)
 from zmqrl.runs.folder import RunFolder
-from zmqrl.runs.report import REPORT_KEYS, write_report
+from zmqrl.runs.report import REPORT_KEYS, amend_report, write_report
 from zmqrl.supervisor import Child, Supervisor, command, environment_flags
 
 DEFAULTS = {"fill": "columns", "wait_for_actors": 60.0}
@@ -24,6 +31,9 @@ DEFAULTS = {"fill": "columns", "wait_for_actors": 60.0}
 
 MAX_FAILURES = 4
 """Of one actor. One that failed this often will fail again."""
+
+HOPELESS = (EXIT_USAGE, EXIT_KEY_REFUSED, EXIT_CONFIGURATION_REFUSED)
+"""Exit codes of an actor that would say the same if it were started again."""
 
 RETRY_INTERVAL = 2.0
 """Seconds between two tries of an actor that finds no place."""
@@ -46,9 +56,12 @@ def main(argv: Sequence[str]) -> int:
     with Signals() as signals, run_folder(options) as folder:
         with folder.hold():  # not while another run goes on here
             folder.join_file.unlink(missing_ok=True)
-            folder.write_config(resolved_config(options))
+            # that of a run which has begun is replaced by its learner, once it has agreed to go on
+            config_file = folder.next_config_file if folder.begun else folder.config_file
+            folder.write_config(resolved_config(options), config_file)
         with Supervisor(folder.logs) as supervisor:
             code = _Launcher(supervisor, folder, options, signals).run()
+            folder.next_config_file.unlink(missing_ok=True)
         if code == EXIT_USAGE:
             raise SystemExit(code)  # the learner has said why
         if signals.first and not folder.begun:
@@ -78,9 +91,10 @@ class _Launcher:
             if self.signals.first:  # it has nothing to put in order yet
                 return self.signals.exit_code
             time.sleep(0.005)
-        join, words = self.folder.join_file.read_text(), self.actor_command()
+        join = self.folder.join_file.read_text()
         actors = [
-            self.supervisor.start(f"actor-{number}", words, stdin_text=join) for number in range(self.config.num_actors)
+            self.supervisor.start(f"actor-{number}", self.actor_command(number), stdin_text=join)
+            for number in range(self.config.num_actors)
         ]
         code = self.look_after(learner, actors)
         if code in (EXIT_OK, *SIGNALS.values()):
@@ -90,16 +104,19 @@ class _Launcher:
     def learner_command(self) -> list[str]:
         """It shares this terminal: its lines are the progress of the run."""
         run, path = self.options[RunOptions], str(self.folder.path)
-        flags = ["--config", str(self.folder.config_file), "--run-dir", path]
+        wanted = self.folder.next_config_file
+        config_file = wanted if wanted.exists() else self.folder.config_file
+        flags = ["--config", str(config_file), "--run-dir", path]
         flags += ["--bind", run.bind, "--spaces", run.spaces]
         flags += ["--insecure"] if run.insecure else []
         flags += ["--resume", "auto" if run.resume == "auto" else path] if run.resume else []
         return command("learner", *flags)
 
-    def actor_command(self) -> list[str]:
+    def actor_command(self, number: int) -> list[str]:
         """It reads the join string from its standard input, where no one else can see it."""
         env, policy = self.options[EnvConfig], self.options[PolicyConfig].policy
-        flags = ["--join", "-", "--num-envs", str(self.config.num_envs), *environment_flags(env)]
+        flags = ["--join", "-", "--slot", str(number), "--num-envs", str(self.config.num_envs)]
+        flags += environment_flags(env)
         return command("actor", *flags, *(["--policy", policy] if policy else []))
 
     def pass_on(self, number: signal.Signals) -> None:
@@ -118,9 +135,11 @@ class _Launcher:
         while not self.supervisor.wait([learner], LOOK_INTERVAL):
             for actor in actors:
                 if actor.exit_code and not self.signals.first and not self.mend(actor, actors):
-                    self.say("the run ends, for it cannot go on without this actor")
                     learner.signal(signal.SIGTERM)
                     learner.process.wait()
+                    reason = f"the run cannot go on without {actor.name}, which {actor.ending}: {actor.last_line()}"
+                    amend_report(self.folder, reason)
+                    self.say(reason)
                     return EXIT_FAILED
         if learner.process.returncode < 0:
             self.say(f"the learner {learner.ending}; what it had not saved is lost: --resume {self.folder.path}")
@@ -146,10 +165,9 @@ class _Launcher:
             self.say(f"{actor.name} found no free place; trying again in {RETRY_INTERVAL:g} s")
             return RETRY_INTERVAL
         self.failures[actor.name] += 1
-        hopeless = actor.exit_code == EXIT_USAGE or self.failures[actor.name] == MAX_FAILURES
+        hopeless = actor.exit_code in HOPELESS or self.failures[actor.name] == MAX_FAILURES
         pause = inf if hopeless else 2.0 ** (self.failures[actor.name] - 1)
-        output = actor.last_lines()
-        last_line = output.rpartition("\n")[2]
+        output, last_line = actor.last_lines(), actor.last_line()
         seen = " as before" if last_line in self.shown else ""
         if not seen:
             self.shown.add(last_line)

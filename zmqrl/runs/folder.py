@@ -83,6 +83,11 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def next_config_file(self) -> Path:
+        """JSON: the configuration with which a resumed run wants to go on, until its learner has agreed."""
+        return self.path / ".config.next.json"
+
+    @property
     def join_file(self) -> Path:
         """Text: the join string. Mode 0600, for it holds a key."""
         return self.path / "join"
@@ -137,10 +142,13 @@ class RunFolder:
         found = ((_UPDATE_NAME.fullmatch(path.name), path) for path in self.checkpoints.iterdir())
         return dict(sorted(((int(match[1]), path) for match, path in found if match), reverse=True))
 
-    def write_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Save the resolved configuration, without the folder's own name: the file serves other runs too."""
+    def write_config(self, config: Mapping[str, Mapping[str, Any]], file: Path | None = None) -> None:
+        """Save the resolved configuration, without the folder's own name: the file serves other runs too.
+
+        file: `config_file` if None.
+        """
         sections = {kind: {k: v for k, v in values.items() if k != "run_dir"} for kind, values in config.items()}
-        write_json(self.config_file, sections)
+        write_json(file or self.config_file, sections)
 
     def write_join(self, join_string: str) -> None:
         """Save the join string, readable by its owner only."""

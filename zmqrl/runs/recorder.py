@@ -14,7 +14,7 @@ from zmqrl.config import AsyncActorLearnerConfig, RunConfig
 from zmqrl.errors import ZmqrlError
 from zmqrl.messages import SaveCheckpoint
 from zmqrl.ppo import PPOTrainer
-from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord
+from zmqrl.progress import RECENT_EPISODES, LearnerReport, UpdateRecord, shown_return
 from zmqrl.runs.checkpoint import prune, save_checkpoint
 from zmqrl.runs.folder import RunFolder
 from zmqrl.runs.metrics import metrics_of
@@ -118,7 +118,7 @@ class RunRecorder:
         seconds = self.clock()
         self.reached.append({"return": goal, "env_steps": record.env_steps, "seconds": seconds})
         return (
-            f"mean return {mean:.1f} over {RECENT_EPISODES} episodes reached {goal:g} "
+            f"mean return {shown_return(mean)} over {RECENT_EPISODES} episodes reached {goal:g} "
             f"after {record.env_steps:,} env steps, {seconds:.1f} s"
         )
 
@@ -144,7 +144,7 @@ class RunRecorder:
     def finish(self, report: LearnerReport) -> None:
         """The last checkpoint and report.json, whichever way the loop ended.
 
-        After an error of training the trainer stands before the minibatch that failed. A disk that is full hides
+        After an error of training the trainer stands before the update that failed. A disk that is full hides
         neither that error nor the report.
         """
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,14 @@ def write_report(folder: RunFolder, facts: Mapping[str, Any]) -> None:
     if missing:
         raise ValueError(f"the report lacks {', '.join(missing)}")
     write_json(folder.report_file, {key: facts[key] for key in REPORT_KEYS} | dict(facts))
+
+
+def amend_report(folder: RunFolder, stopped_because: str) -> None:
+    """Say why the run ended, where its learner could not know; no report is no error."""
+    if folder.report_file.exists():
+        write_json(
+            folder.report_file, json.loads(folder.report_file.read_text()) | {"stopped_because": stopped_because}
+        )
 
 
 def summarize_lag(histogram: Mapping[int, int]) -> dict[str, float | int | None]:

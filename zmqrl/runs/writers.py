@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -23,7 +24,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from zmqrl.progress import shown_return
 from zmqrl.runs.folder import strict_json
+from zmqrl.runs.output import silence
 
 if TYPE_CHECKING:
     from zmqrl.progress import UpdateRecord
@@ -131,11 +134,14 @@ class ConsoleLine:
     """Progress for a person: one line that changes in a terminal, elsewhere a line with the time now and then.
 
     Uses no colour, and no control character but the carriage return of the changing line; a terminal that says
-    TERM=dumb gets plain lines as well.
+    TERM=dumb gets plain lines as well. A stream that is closed, or full, is shown nothing more, and training goes on.
     """
 
     RATE_UPDATES = 30
     """Updates over which the rate and the time left are measured."""
+
+    LEAST_FIRST = ("lag", "actors", "left", "rate", "steps", "return")
+    """In which order parts are left out where the line is too long for the terminal."""
 
     def __init__(
         self,
@@ -145,10 +151,10 @@ class ConsoleLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`log_interval`: seconds between two plain lines. `stream` is standard output if None."""
-        self._stream = stream or sys.stdout
+        self._stream: TextIO | None = stream or sys.stdout
         self._clock = clock
         self._log_interval = log_interval
-        self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._live = _is_terminal(self._stream) and os.environ.get("TERM", "dumb") != "dumb"
         self._width = 0
         self._shown_at: float | None = None
         self._pending = ""
@@ -157,11 +163,15 @@ class ConsoleLine:
     def show(self, record: UpdateRecord) -> None:
         """Show this update, at once in a terminal, elsewhere if `log_interval` has passed."""
         self._recent.append((record.wall_seconds, record.env_steps, record.update))
-        text = "  ".join(self._parts(record))
+        parts = self._parts(record)
+        text = "  ".join(parts.values())
         if self._live:
-            text = text[: max(shutil.get_terminal_size().columns - 1, 20)]
-            self._stream.write("\r" + text.ljust(self._width))
-            self._stream.flush()
+            room = shutil.get_terminal_size().columns - 1
+            for name in self.LEAST_FIRST:
+                if len(text) > room:
+                    parts.pop(name, None)
+                    text = "  ".join(parts.values())
+            self._write("\r" + text.ljust(min(self._width, room)))
             self._width = len(text)
         elif self._shown_at is None or self._clock() - self._shown_at >= self._log_interval:
             self._print(text)
@@ -171,31 +181,45 @@ class ConsoleLine:
     def close(self) -> None:
         """End the line; elsewhere show the last update if it was not."""
         if self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
         elif self._pending:
             self._print(self._pending)
         self._width = 0
 
     def _print(self, text: str) -> None:
-        self._stream.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}  {text}\n")
-        self._stream.flush()
+        self._write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}  {text}\n")
         self._shown_at, self._pending = self._clock(), ""
 
-    def _parts(self, record: UpdateRecord) -> list[str]:
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # whoever read has gone, the disk is full, or the stream is closed
+            silence(self._stream)
+            self._stream = None
+
+    def _parts(self, record: UpdateRecord) -> dict[str, str]:
         seconds, steps, updates = (last - first for first, last in zip(self._recent[0], self._recent[-1], strict=True))
         returns = record.mean_episode_return
-        parts = [
-            f"update {record.update}/{record.total_updates}",
-            f"{record.env_steps:,} env steps",
-            f"{steps / seconds:,.0f}/s" if seconds > 0 else "",
-            "no episode finished yet" if returns is None else f"mean return {returns:.1f}",
-            f"lag {record.lag_mean:.1f}",
-            f"{record.actors_alive} actors" if record.actors_alive != 1 else "1 actor",
-        ]
+        parts = {
+            "update": f"update {record.update}/{record.total_updates}",
+            "steps": f"{record.env_steps:,} env steps",
+            "rate": f"{steps / seconds:,.0f}/s" if seconds > 0 else "",
+            "return": "no episode finished yet" if returns is None else f"mean return {shown_return(returns)}",
+            "lag": f"lag {record.lag_mean:.1f}",
+            "actors": f"{record.actors_alive} actors" if record.actors_alive != 1 else "1 actor",
+        }
         if seconds > 0 and updates > 0:
-            parts.append(f"{_duration((record.total_updates - record.update) * seconds / updates)} left")
-        return [part for part in parts if part]
+            parts["left"] = f"{_duration((record.total_updates - record.update) * seconds / updates)} left"
+        return {name: part for name, part in parts.items() if part}
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    with suppress(OSError, ValueError):  # closed
+        return stream is not None and stream.isatty()
+    return False
 
 
 def _duration(seconds: float) -> str:

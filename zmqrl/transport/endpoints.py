@@ -73,7 +73,10 @@ def parse_address(text: str) -> Address:
     """tcp://host:port, ipc://path or inproc://name; AddressError otherwise."""
     scheme, mark, rest = text.strip().partition("://")
     if not mark or scheme not in ("tcp", "ipc", "inproc"):
-        raise AddressError(f"{text!r} is no address: write tcp://host:port, ipc://path or inproc://name")
+        hint = "write tcp://host:port or ipc://path"
+        if not mark and _looks_like_tcp(text.strip()):
+            hint = f"did you mean tcp://{text.strip()}?"
+        raise AddressError(f"{text!r} is no address: {hint}")
     if scheme == "tcp":
         host, port = _host_and_port(text, rest)
         return Address("tcp", host, port)
@@ -88,6 +91,12 @@ def parse_address(text: str) -> Address:
             f"{MAX_IPC_PATH} are possible; choose a shorter folder"
         )
     return Address("ipc", path=rest)
+
+
+def _looks_like_tcp(text: str) -> bool:
+    """host:port, and no path."""
+    host, colon, port = text.rpartition(":")
+    return bool(colon and port.isascii() and port.isdigit() and _HOST.fullmatch(host))
 
 
 def _host_and_port(text: str, rest: str) -> tuple[str, int]:
@@ -124,6 +133,17 @@ def _number_of(host: str) -> str:
         return socket.gethostbyname(host)
     except (OSError, UnicodeError):
         raise AddressError(f"the host name {host!r} is not known here; bind an address of this machine") from None
+
+
+def require_known_host(text: str) -> None:
+    """AddressError if the address to be connected to has a host name that this machine cannot look up."""
+    address = parse_address(text)
+    if address.scheme != "tcp":
+        return
+    try:
+        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise AddressError(f"{text}: the host name {address.host!r} is not known here") from None
 
 
 def outward_host(host: str) -> str:
@@ -185,7 +205,7 @@ def read_join(text_or_path: str) -> JoinString:
     source = text_or_path.strip() or os.environ.get(JOIN_VARIABLE, "").strip()
     if not source:
         raise UsageError(f"no learner named: give its join file with --join, or set ${JOIN_VARIABLE}")
-    if "://" in source:
+    if "://" in source or (_looks_like_tcp(source) and not Path(source).exists()):
         return parse_join(source)
     name = "standard input" if source == "-" else source
     try:

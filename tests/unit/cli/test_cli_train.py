@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,14 +91,22 @@ def test_quota_goes_on_with_those_that_are_left(tmp_path: Path, monkeypatch: pyt
     assert not launcher.mend(second, 12.0)
 
 
-def test_signals_first_ask_then_insist() -> None:
+def test_signals_first_ask_then_insist(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     seen: list[object] = []
+    now = [100.0]
+    monkeypatch.setattr("zmqrl.cli.process.time", SimpleNamespace(monotonic=lambda: now[0]))
     with Signals() as signals:
         signals.ask, signals.insist = seen.append, seen.append
         signal.raise_signal(signal.SIGTERM)
+        now[0] += 0.1
+        signal.raise_signal(signal.SIGTERM)  # timeout(1) sends it to the child, and to the group of the child
+        assert seen == [signal.SIGTERM]
+        now[0] += 0.2
         signal.raise_signal(signal.SIGINT)
-        assert seen == [signal.SIGTERM, 130]
+        signal.raise_signal(signal.SIGINT)
+        assert seen == [signal.SIGTERM, 130, 130]
         assert signals.exit_code == 143
+    assert capfd.readouterr().err == "ended at once; what was not saved is lost\n"
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 

@@ -232,10 +232,66 @@ def test_a_terminal_has_one_line_that_changes(terminal: Terminal) -> None:
     assert set(re.findall(r"[\x00-\x1f\x7f]", terminal.getvalue())) == {"\r", "\n"}
 
 
-def test_the_line_never_wraps(terminal: Terminal, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    ConsoleLine(stream=terminal, clock=Clock()).show(record(1))
-    assert len(terminal.getvalue()) == 1 + 39
+FULL = "update 12000/200000  1,200,000 env steps  200/s  mean return 21.5  lag 0.5  2 actors  261h06m left"
+NARROW = {
+    len(FULL) + 1: FULL,
+    len(FULL): FULL.replace("  lag 0.5", ""),
+    80: "update 12000/200000  1,200,000 env steps  200/s  mean return 21.5  261h06m left",
+    60: "update 12000/200000  1,200,000 env steps  mean return 21.5",
+    40: "update 12000/200000  mean return 21.5",
+    20: "update 12000/200000",
+}
+
+
+@pytest.mark.parametrize("columns", NARROW)
+def test_the_line_never_wraps_and_no_word_is_cut(terminal: Terminal, monkeypatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    console = ConsoleLine(stream=terminal, clock=Clock())
+    for update in (11_999, 12_000):
+        console.show(
+            record(update, total_updates=200_000, wall_seconds=5.0 * update, env_steps=1000 * (update - 10_800))
+        )
+    assert terminal.getvalue().split("\r")[-1].rstrip() == NARROW[columns]
+    assert all(len(line) < columns for line in terminal.getvalue().split("\r"))
+
+
+def test_a_narrower_terminal_is_not_filled_beyond_its_edge(terminal: Terminal, monkeypatch) -> None:
+    console = ConsoleLine(stream=terminal, clock=Clock())
+    console.show(record(1))
+    monkeypatch.setenv("COLUMNS", "30")
+    console.show(record(2))
+    assert len(terminal.getvalue().split("\r")[-1]) < 30
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_training_goes_on_when_nobody_reads_any_more(monkeypatch, live: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    reading, writing = os.pipe()
+    with open(writing, "w") as stream:
+        monkeypatch.setattr(stream, "isatty", lambda: live)
+        console = ConsoleLine(0.0, stream=stream, clock=Clock())
+        console.show(record(1))
+        assert b"update 1/10" in os.read(reading, 1000)
+        os.close(reading)
+        console.show(record(2))
+        console.show(record(3))
+        console.close()
+        print("what others still write to it is no error either", file=stream, flush=True)
+
+
+def test_training_goes_on_with_a_full_or_closed_output() -> None:
+    with open("/dev/full", "w") as full:
+        ConsoleLine(0.0, stream=full, clock=Clock()).show(record(1))
+    console = ConsoleLine(0.0, stream=full, clock=Clock())
+    console.show(record(1))
+    console.close()
+
+
+def test_training_goes_on_without_standard_output(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    console = ConsoleLine(0.0, clock=Clock())
+    console.show(record(1))
+    console.close()
 
 
 @pytest.mark.parametrize("term", ["dumb", None])

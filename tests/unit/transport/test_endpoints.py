@@ -17,6 +17,7 @@ from zmqrl.transport.endpoints import (
     parse_address,
     parse_join,
     read_join,
+    require_known_host,
 )
 
 
@@ -31,7 +32,7 @@ def test_an_address_prints_as_it_was_written(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("127.0.0.1:5555", "write tcp://host:port"),
+        ("127.0.0.1:5555", "did you mean tcp://127.0.0.1:5555?"),
         ("udp://127.0.0.1:5555", "write tcp://host:port"),
         ("tcp://:5555", "tcp://127.0.0.1:5555 for this machine only"),
         ("tcp://host", "ends in no port"),
@@ -66,6 +67,27 @@ def test_names_become_numbers_for_binding() -> None:
     assert str(address_to_bind("tcp://[::1]:5")) == "tcp://[::1]:5"
     with pytest.raises(AddressError, match="not known here"):
         address_to_bind("tcp://no-such-host.invalid:5")
+
+
+def test_a_name_to_connect_to_is_known_or_an_error() -> None:
+    for known in ("tcp://localhost:5", "tcp://127.0.0.1:5", "tcp://[::1]:5", "ipc:///tmp/x"):
+        require_known_host(known)
+    with pytest.raises(AddressError, match=r"the host name 'no-such-host\.invalid' is not known here"):
+        require_known_host("tcp://no-such-host.invalid:5")
+
+
+def test_no_sentence_offers_what_only_one_program_can_use() -> None:
+    with pytest.raises(AddressError) as error:
+        parse_address("learner")
+    assert "tcp://host:port or ipc://path" in str(error.value) and "inproc" not in str(error.value)
+
+
+def test_a_file_may_be_named_like_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="did you mean tcp://learner:5555"):
+        read_join("learner:5555")
+    (tmp_path / "learner:5555").write_text("zmqrl://h:1")
+    assert read_join("learner:5555") == JoinString("tcp://h:1")
 
 
 def test_what_is_local() -> None:
