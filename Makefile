@@ -54,7 +54,7 @@ bench: $(INSTALLED)  ## the benchmarks that need nothing else, as JSON lines
 bench-peers: $(INSTALLED)  ## against Stable-Baselines3: SB3_PYTHON=its interpreter
 	$(RUN) benchmarks.against_sb3 --sb3-python '$(or $(SB3_PYTHON),$(error SB3_PYTHON=... names a Python with stable-baselines3; see docs/benchmarks.md))'
 
-docs: $(INSTALLED)  ## write docs/configuration.md anew from zmqrl/config.py
+docs: $(INSTALLED)  ## write docs/configuration.md anew from the classes of options
 	$(RUN) zmqrl.cli.options > docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
 

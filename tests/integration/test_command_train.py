@@ -111,7 +111,9 @@ def test_in_a_terminal_there_is_one_live_line(tmp_path: Path) -> None:
     lines = output.decode().split("\r\n")  # a terminal's ends of lines; a carriage return alone is the live line's
     (live,) = [line for line in lines if "\r" in line]
     assert live.count("\rupdate ") == 20 and "\rupdate 1/20 " in live and "\rupdate 20/20 " in live
-    assert re.match(r"all env steps consumed; mean return \d+\.\d over the last \d+ episodes; run folder runs/", lines[-2])
+    assert re.match(
+        r"all env steps consumed; mean return \d+\.\d over the last \d+ episodes; run folder runs/", lines[-2]
+    )
     assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "".join(lines))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -304,7 +305,8 @@ class _Learner:
 
 
 def _end_in_order(bus: LearnerBus, number: signal.Signals) -> None:
-    print(f"\n{number.name}: ending the run in order; once more ends it at once", file=sys.stderr, flush=True)
+    # not by print, which this signal may have interrupted
+    os.write(2, f"\n{number.name}: ending the run in order; once more ends it at once\n".encode())
     bus.post(Shutdown(f"{number.name} received"))
 
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Self
 
 from zmqrl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
-from zmqrl.supervisor import die_with_parent
+from zmqrl.supervisor import STARTED_VARIABLE, die_with_parent
 
 SIGNALS = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 """What asks a process to end, and the exit code of one that did."""
@@ -47,7 +47,8 @@ class Signals:
         self.insist: Callable[[int], None] = os._exit
         self.first: signal.Signals | None = None
         self._first_at = 0.0
-        self._insisted = False
+        self._silent = STARTED_VARIABLE in os.environ
+        """The launcher of this process says it."""
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -70,8 +71,8 @@ class Signals:
             raise SystemExit(EXIT_TERMINATED)
 
     def _say_once(self) -> None:
-        if not self._insisted:
-            self._insisted = True
+        if not self._silent:
+            self._silent = True
             with suppress(OSError):  # not by print, which the signal may have interrupted
                 os.write(2, b"ended at once; what was not saved is lost\n")
 
