@@ -280,6 +280,10 @@ def lost_workers(envs: AsyncVectorEnv[Any, Any]) -> str:
     """Which workers have ended, and how, for people; call it when a pipe has broken."""
     sentinels = {process.sentinel: index for index, process in enumerate(envs.processes)}
     ended = sorted(sentinels[sentinel] for sentinel in multiprocessing.connection.wait(list(sentinels), timeout=1.0))  # type: ignore[index]
+    for index in ended:
+        envs.processes[index].join(
+            1.0
+        )  # a dying process closes its pipes some time before the kernel tells how it died
     return "; ".join(f"environment {index}: {_how(envs.processes[index].exitcode)}" for index in ended)
 
 
